@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+// The C++ API: exact decode attention, one call, no plan, no allocation inside.
+//
+//   leanattn::Problem problem = …;                                   // problem.h
+//   std::vector<std::byte> workspace(leanattn::workspace_bytes(problem));
+//   leanattn::decode(problem, {}, workspace);
+//
+// Thread-safe: calls with different workspaces may run at once. Nothing here is global, prints, exits or aborts.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "leanattn/problem.h"
+
+namespace leanattn {
+
+// Bytes of workspace that decode needs, exact, for these shapes and options. Reads no tensor, length or table; a workspace serves
+// any problem whose own query is no larger. Bounded by workers × rows of the longest seq for the lean policy.
+// Errors: kInvalidArgument, kUnsupported.
+std::size_t workspace_bytes(const Problem& problem, const Options& options = {});
+
+// O and LSE of every row. workspace: at least workspace_bytes(problem, options) bytes, any contents, any alignment; not shared with a call
+// that runs at the same time. With options.workers > 0 (or an executor) the same inputs give the same bits on every run.
+// Errors: kInvalidArgument, kUnsupported, kInvalidData, kWorkspaceTooSmall; O and LSE are untouched then.
+void decode(const Problem& problem, const Options& options, std::span<std::byte> workspace);
+
+// Merges attention over disjoint shards of a context by their LSE (LeanAttention §4, FlashDecoding): for every row
+//   LSE = log Σ e^lse_i,  O = Σ e^(lse_i − LSE)·o_i. Shards with LSE −inf are empty and their O is not looked at.
+struct MergeProblem {
+  std::int32_t shards = 0;                      // ≥ 1
+  std::int64_t rows = 0;                        // total_q·q_heads
+  std::int32_t head_dim_v = 0;                  // ≥ 1
+  DType dtype = DType::kFloat32;                // of the shards' O and of O
+  LseBase lse_base = LseBase::kNatural;         // of the shards' LSE and of LSE
+  const void* shard_o = nullptr;                // [shards, rows, head_dim_v] contiguous
+  const float* shard_lse = nullptr;             // [shards, rows]
+  void* o = nullptr;                            // [rows, head_dim_v]
+  float* lse = nullptr;                         // [rows], or null: not wanted
+};
+// Errors: kInvalidArgument.
+void merge(const MergeProblem& problem);
+
+// Names of the instruction sets that the CPU backend can run here, fastest first, such as "AVX3", "AVX2"; "AVX3+AMX" with tile registers.
+std::vector<std::string> cpu_isas();
+
+// "0.1.0".
+const char* version();
+// True when the library was built with the backend and the machine can run it.
+bool backend_available(Backend backend);
+
+}  // namespace leanattn

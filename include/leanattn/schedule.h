@@ -1,0 +1,361 @@
+// SPDX-License-Identifier: Apache-2.0
+// The schedule: how a batch becomes one line of tiles, and how the line is cut into stretches, one per worker.
+//
+// LeanAttention (Sanovar et al., MLSys 2025, §4) lays all tiles of all outputs behind each other and gives every worker an equal
+// stretch, across output borders; FlashAttention-2 (one worker an output) and FlashDecoding (a fixed number of splits an output) are
+// other cuts of the same line. All of them are the functions below: pure, on integers, from the lengths alone, so that a CPU thread, a
+// CTA, a test and a picture find the same stretch each by itself. Compiles with g++, clang, nvcc and NVRTC; includes nothing.
+//
+//   unit      what the line is measured in. lean: one tile, plus fragment_cost_tiles at the head of each output for the fixed cost of
+//             starting and finishing it. fa2: one output. flashdecoding: one split
+//   stretch   a run of units that one worker does in one go
+//   segment   the part of a stretch that lies inside one output
+//   cut       the number of units and of stretches of a line
+//   chunk     batch-invariant only: a fixed number of tiles counted from the output's first one; cuts fall on chunk borders
+#pragma once
+
+#if defined(__CUDACC__)
+#define LEANATTN_HOST_DEVICE __host__ __device__
+#else
+#define LEANATTN_HOST_DEVICE
+#endif
+
+namespace leanattn {
+
+enum class Policy : int {
+  kLean = 0,           // equal stretches of the whole line
+  kFa2 = 1,            // a stretch is an output
+  kFlashDecoding = 2,  // a stretch is one of `splits` parts of an output
+};
+
+enum class HeadOrder : int {
+  kAuto = 0,    // the backend chooses (never seen by the functions below)
+  kAlong = 1,   // an output is (seq, kv_head, row block): the line of the paper
+  kBeside = 2,  // an output is (seq, row block) with all KV heads side by side: a stretch of tokens serves every head
+};
+
+// Everything that the cut depends on. All pointers may be host or device pointers, of the side that calls.
+struct Line {
+  int num_seqs = 0;
+  const int* kv_lens = nullptr;        // [num_seqs] tokens; null: differences of cu_seqlens_kv
+  const int* cu_seqlens_kv = nullptr;  // [num_seqs + 1], used when kv_lens is null
+  const int* cu_seqlens_q = nullptr;   // [num_seqs + 1]; null: q_len of every seq
+  int q_len = 1;                       // new tokens of a seq when cu_seqlens_q is null
+  int kv_heads = 1;
+  int group = 1;                       // q_heads / kv_heads
+  int rows_per_block = 0;              // packed rows (q_len·group of a KV head) a row block holds; 0: all of them
+  HeadOrder head_order = HeadOrder::kAlong;
+  int window_left = -1;                // left window in tokens; −1: none
+  int tile_tokens = 1;                 // context tokens a tile
+  int chunk_tiles = 0;                 // tiles a chunk; 0: cuts may fall on any tile
+  int fragment_cost_tiles = 0;         // lean: cost of an output beyond its tiles
+  Policy policy = Policy::kLean;
+  int splits = 1;                      // flashdecoding: ≥ 1
+  int workers = 1;                     // lean: the most stretches
+  int min_stretch_units = 1;           // lean: fewer workers rather than shorter stretches
+  int max_output_stretches = 0;        // lean: the most stretches that the longest output is cut into; 0: no limit
+  const long long* seq_units = nullptr;  // [num_seqs + 1] first unit of each seq (seq_unit_prefix); null: the functions scan instead
+};
+
+struct Cut {
+  long long units = 0;
+  long long stretches = 0;
+};
+
+struct Segment {
+  int seq = 0;
+  int output = 0;       // of the seq's outputs: kv_head·row_blocks + row_block along, row_block beside
+  int tiles = 0;        // of the whole output
+  int tile_begin = 0;   // counted from the output's first tile
+  int tile_end = 0;
+};
+
+// Where a worker is on its stretch.
+struct Cursor {
+  long long unit = 0;       // next unit to cover
+  long long end_unit = 0;   // end of the stretch
+  long long seq_unit = 0;   // first unit of seq
+  int seq = 0;
+};
+
+LEANATTN_HOST_DEVICE inline int ceil_div(int a, int b) { return a / b + (a % b != 0); }
+LEANATTN_HOST_DEVICE inline int min_of(int a, int b) { return a < b ? a : b; }
+LEANATTN_HOST_DEVICE inline int max_of(int a, int b) { return a > b ? a : b; }
+
+// --- Sequences ---
+
+LEANATTN_HOST_DEVICE inline int seq_kv_len(const Line& line, int seq) {
+  const int len = line.kv_lens ? line.kv_lens[seq] : line.cu_seqlens_kv[seq + 1] - line.cu_seqlens_kv[seq];
+  return max_of(len, 0);
+}
+
+LEANATTN_HOST_DEVICE inline int seq_q_len(const Line& line, int seq) {
+  return line.cu_seqlens_q ? line.cu_seqlens_q[seq + 1] - line.cu_seqlens_q[seq] : line.q_len;
+}
+
+// First token that any row sees: the left end of the window of query token 0.
+LEANATTN_HOST_DEVICE inline int seq_first_token(const Line& line, int seq) {
+  if (line.window_left < 0) return 0;
+  const long long first = static_cast<long long>(seq_kv_len(line, seq)) - seq_q_len(line, seq) - line.window_left;
+  return first > 0 ? static_cast<int>(first) : 0;
+}
+
+// Tiles of each output of the seq, at least one: an empty seq has one tile without tokens, so every output is on the line.
+LEANATTN_HOST_DEVICE inline int seq_tiles(const Line& line, int seq) {
+  const int first_tile = seq_first_token(line, seq) / line.tile_tokens;
+  return max_of(ceil_div(seq_kv_len(line, seq), line.tile_tokens) - first_tile, 1);
+}
+
+LEANATTN_HOST_DEVICE inline int seq_row_blocks(const Line& line, int seq) {
+  const int rows = seq_q_len(line, seq) * line.group;
+  if (rows <= 0) return 0;
+  return line.rows_per_block > 0 ? ceil_div(rows, line.rows_per_block) : 1;
+}
+
+// Outputs of the seq; none for q_len 0.
+LEANATTN_HOST_DEVICE inline int seq_outputs(const Line& line, int seq) {
+  return seq_row_blocks(line, seq) * (line.head_order == HeadOrder::kBeside ? 1 : line.kv_heads);
+}
+
+// First token of a tile, and one past its last. Tiles sit on multiples of tile_tokens, whatever the window.
+LEANATTN_HOST_DEVICE inline int tile_token_begin(const Line& line, int seq, int tile) {
+  const int first = seq_first_token(line, seq);
+  return max_of(first, (first / line.tile_tokens + tile) * line.tile_tokens);
+}
+
+LEANATTN_HOST_DEVICE inline int tile_token_end(const Line& line, int seq, int tile) {
+  const long long end = (seq_first_token(line, seq) / line.tile_tokens + tile + 1LL) * line.tile_tokens;
+  const int len = seq_kv_len(line, seq);
+  return end < len ? static_cast<int>(end) : len;
+}
+
+// --- Units ---
+
+// Units of an output of `tiles` tiles.
+LEANATTN_HOST_DEVICE inline long long output_units(const Line& line, int tiles) {
+  switch (line.policy) {
+    case Policy::kLean: return static_cast<long long>(line.fragment_cost_tiles) + tiles;
+    case Policy::kFa2: return 1;
+    case Policy::kFlashDecoding: return line.splits;
+  }
+  return 1;
+}
+
+// The tile at which a cut `unit` units into an output of `tiles` tiles falls: 0 at unit 0, `tiles` at output_units, monotone between,
+// on a chunk border where there are chunks.
+LEANATTN_HOST_DEVICE inline int tile_at(const Line& line, int tiles, long long unit) {
+  const long long all = output_units(line, tiles);
+  if (unit <= 0) return 0;
+  if (unit >= all) return tiles;
+  const int grain = line.chunk_tiles > 0 ? line.chunk_tiles : 1;
+  if (line.policy == Policy::kFlashDecoding) {
+    const long long grains_a_split = ceil_div(ceil_div(tiles, grain), line.splits);
+    const long long tile = unit * grains_a_split * grain;
+    return tile < tiles ? static_cast<int>(tile) : tiles;
+  }
+  const long long tile = unit - line.fragment_cost_tiles;
+  return tile <= 0 ? 0 : static_cast<int>(tile - tile % grain);
+}
+
+LEANATTN_HOST_DEVICE inline long long seq_unit_count(const Line& line, int seq) {
+  return seq_outputs(line, seq) * output_units(line, seq_tiles(line, seq));
+}
+
+// Fills prefix[num_seqs + 1] with the first unit of each seq and the total behind the last: set line.seq_units to it and every search
+// below takes O(log num_seqs) instead of O(num_seqs).
+LEANATTN_HOST_DEVICE inline void seq_unit_prefix(const Line& line, long long* prefix) {
+  long long unit = 0;
+  for (int seq = 0; seq < line.num_seqs; ++seq) {
+    prefix[seq] = unit;
+    unit += seq_unit_count(line, seq);
+  }
+  prefix[line.num_seqs] = unit;
+}
+
+// --- Cuts ---
+
+// splits of the flashdecoding policy when none are given, as FlashAttention-2 chooses them (num_splits_heuristic, flash_api.cpp): one if
+// the outputs alone fill 80 % of the workers; else the fewest whose last wave is at least 85 % as full as that of the best choice.
+// A number of splits that only shortens the last split is passed over. outputs, workers, tiles (of the longest output) ≥ 1.
+LEANATTN_HOST_DEVICE inline int flashdecoding_splits(long long outputs, int workers, int tiles) {
+  constexpr int kMaxSplits = 128;
+  if (outputs * 10 >= workers * 8LL) return 1;
+  const int most = min_of(min_of(kMaxSplits, workers), max_of(tiles, 1));
+  long long best_busy = 0, best_slots = 1;  // fullness of the waves = busy / slots
+  for (int pass = 0; pass < 2; ++pass) {
+    for (int splits = 1; splits <= most; ++splits) {
+      if (splits > 1 && ceil_div(tiles, splits) == ceil_div(tiles, splits - 1)) continue;
+      const long long busy = outputs * splits;
+      const long long slots = (busy + workers - 1) / workers * workers;
+      if (pass == 0 && busy * best_slots > best_busy * slots) {
+        best_busy = busy;
+        best_slots = slots;
+      }
+      if (pass == 1 && busy * best_slots * 100 >= best_busy * slots * 85) return splits;
+    }
+  }
+  return 1;
+}
+
+// The cut of a line. lean: as many equal stretches as there are workers, fewer where min_stretch_units or max_output_stretches ask for it;
+// other policies: a stretch a unit.
+LEANATTN_HOST_DEVICE inline Cut make_cut(const Line& line) {
+  Cut cut;
+  long long longest = 1;
+  for (int seq = 0; seq < line.num_seqs; ++seq) {
+    const long long units = output_units(line, seq_tiles(line, seq));
+    const int outputs = seq_outputs(line, seq);
+    cut.units += outputs * units;
+    if (outputs > 0 && units > longest) longest = units;
+  }
+  if (line.policy != Policy::kLean) {
+    cut.stretches = cut.units;
+    return cut;
+  }
+  long long shortest = max_of(line.min_stretch_units, 1);
+  if (line.max_output_stretches > 0) {
+    const long long limit = (longest + line.max_output_stretches - 1) / line.max_output_stretches;
+    if (limit > shortest) shortest = limit;
+  }
+  const long long most = cut.units / shortest > 1 ? cut.units / shortest : 1;
+  cut.stretches = cut.units == 0 ? 0 : (most < line.workers ? most : line.workers);
+  return cut;
+}
+
+// First unit of a stretch; stretch = cut.stretches gives the end of the line. Lengths differ by at most one unit.
+LEANATTN_HOST_DEVICE inline long long stretch_begin(const Cut& cut, long long stretch) {
+  const long long whole = cut.units / cut.stretches;
+  const long long longer = cut.units % cut.stretches;
+  return stretch * whole + (stretch < longer ? stretch : longer);
+}
+
+// The stretch that holds a unit, 0 ≤ unit < cut.units: the inverse of stretch_begin.
+LEANATTN_HOST_DEVICE inline long long stretch_of(const Cut& cut, long long unit) {
+  const long long whole = cut.units / cut.stretches;
+  const long long longer = cut.units % cut.stretches;
+  const long long in_longer = longer * (whole + 1);
+  return unit < in_longer ? unit / (whole + 1) : longer + (unit - in_longer) / whole;
+}
+
+// First unit of a seq.
+LEANATTN_HOST_DEVICE inline long long seq_first_unit(const Line& line, int seq) {
+  if (line.seq_units) return line.seq_units[seq];
+  long long unit = 0;
+  for (int s = 0; s < seq; ++s) unit += seq_unit_count(line, s);
+  return unit;
+}
+
+// The cursor at the start of a stretch.
+LEANATTN_HOST_DEVICE inline Cursor stretch_cursor(const Line& line, const Cut& cut, long long stretch) {
+  Cursor cursor;
+  cursor.unit = stretch_begin(cut, stretch);
+  cursor.end_unit = stretch_begin(cut, stretch + 1);
+  if (line.seq_units) {
+    int low = 0, high = line.num_seqs;  // the last seq with seq_units ≤ unit
+    while (high - low > 1) {
+      const int middle = low + (high - low) / 2;
+      (line.seq_units[middle] <= cursor.unit ? low : high) = middle;
+    }
+    cursor.seq = low;
+    cursor.seq_unit = line.seq_units[low];
+  }
+  return cursor;
+}
+
+// Takes the next segment of the stretch, in tile order; false behind the last.
+LEANATTN_HOST_DEVICE inline bool next_segment(const Line& line, Cursor& cursor, Segment& segment) {
+  while (cursor.unit < cursor.end_unit) {
+    const long long seq_end = cursor.seq_unit + seq_unit_count(line, cursor.seq);
+    if (cursor.unit >= seq_end) {
+      cursor.seq_unit = seq_end;
+      ++cursor.seq;
+      continue;
+    }
+    segment.seq = cursor.seq;
+    segment.tiles = seq_tiles(line, cursor.seq);
+    const long long units = output_units(line, segment.tiles);
+    segment.output = static_cast<int>((cursor.unit - cursor.seq_unit) / units);
+    const long long first = cursor.seq_unit + segment.output * units;
+    const long long end = first + units < cursor.end_unit ? first + units : cursor.end_unit;
+    segment.tile_begin = tile_at(line, segment.tiles, cursor.unit - first);
+    segment.tile_end = tile_at(line, segment.tiles, end - first);
+    cursor.unit = end;
+    if (segment.tile_begin < segment.tile_end) return true;
+  }
+  return false;
+}
+
+// --- Merging ---
+
+LEANATTN_HOST_DEVICE inline bool starts_output(const Segment& segment) { return segment.tile_begin == 0; }
+LEANATTN_HOST_DEVICE inline bool ends_output(const Segment& segment) { return segment.tile_end == segment.tiles; }
+// A cut output has segments in more than one stretch; their partials meet in tile order.
+LEANATTN_HOST_DEVICE inline bool is_cut(const Segment& segment) { return !(starts_output(segment) && ends_output(segment)); }
+
+// Where a cut segment's partial lies. A lean stretch has at most two cut segments: one that goes on from the stretch before (even slot), one
+// that starts an output which the next stretch goes on with (odd slot). In the other policies a stretch has one segment.
+LEANATTN_HOST_DEVICE inline long long partial_slot(const Line& line, long long stretch, const Segment& segment) {
+  return line.policy == Policy::kLean ? 2 * stretch + (starts_output(segment) ? 1 : 0) : stretch;
+}
+
+LEANATTN_HOST_DEVICE inline long long partial_slots(const Line& line, const Cut& cut) {
+  return line.policy == Policy::kLean ? 2 * cut.stretches : cut.stretches;
+}
+
+// The merge list of an output: the stretches from first to last hold its segments in tile order; some may hold none (segment_of).
+struct MergeList {
+  long long output_unit = 0;  // first unit of the output
+  long long first = 0;
+  long long last = 0;  // inclusive
+};
+
+LEANATTN_HOST_DEVICE inline MergeList merge_list(const Line& line, const Cut& cut, int seq, int output) {
+  const long long units = output_units(line, seq_tiles(line, seq));
+  MergeList list;
+  list.output_unit = seq_first_unit(line, seq) + output * units;
+  list.first = stretch_of(cut, list.output_unit);
+  list.last = stretch_of(cut, list.output_unit + units - 1);
+  return list;
+}
+
+// The segment of an output in one stretch of its merge list; empty (tile_begin == tile_end) when the stretch holds no tile of it.
+LEANATTN_HOST_DEVICE inline Segment segment_of(const Line& line, const Cut& cut, const MergeList& list, int seq, int output, long long stretch) {
+  Segment segment;
+  segment.seq = seq;
+  segment.output = output;
+  segment.tiles = seq_tiles(line, seq);
+  segment.tile_begin = tile_at(line, segment.tiles, stretch_begin(cut, stretch) - list.output_unit);
+  segment.tile_end = tile_at(line, segment.tiles, stretch_begin(cut, stretch + 1) - list.output_unit);
+  return segment;
+}
+
+// The batch-invariant merge tree. Its leaves are the chunks of an output; node (level, index) covers chunks index·2^level up to
+// (index + 1)·2^level; what lies past the last chunk is missing. A run of chunks is a row of the largest nodes that fit (next_node), and
+// siblings merge as they meet, so the order of every addition is that of the one tree, wherever the line was cut.
+struct TreeNode {
+  int level = 0;
+  int index = 0;
+};
+
+// The first node of the row for chunks [begin, end), begin < end. Goes on at (index + 1)·2^level.
+LEANATTN_HOST_DEVICE inline TreeNode next_node(int begin, int end) {
+  TreeNode node{0, begin};
+  while (node.index % 2 == 0 && (node.index / 2 + 1LL) << (node.level + 1) <= end) {
+    ++node.level;
+    node.index /= 2;
+  }
+  return node;
+}
+
+LEANATTN_HOST_DEVICE inline bool are_siblings(const TreeNode& left, const TreeNode& right) {
+  return left.level == right.level && left.index % 2 == 0 && right.index == left.index + 1;
+}
+
+// The most nodes in the row of any run of at most `chunks` chunks, while one more is being pushed.
+LEANATTN_HOST_DEVICE inline int max_row_nodes(int chunks) {
+  int levels = 1;
+  while ((1LL << levels) < chunks) ++levels;
+  return chunks <= 1 ? 1 : 2 * levels + 1;
+}
+
+}  // namespace leanattn

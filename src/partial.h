@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+// The partial: what attention over a piece of the context leaves for one row, and the only merge of two of them.
+//
+//   m = max s,  ℓ = Σ e^(s − m),  Õ = Σ e^(s − m)·v          (LeanAttention, MLSys 2025, §4.1; Milakov & Gimelshein, 2018)
+//
+// The side with the larger m is the base and keeps its bits; only the other side is scaled. So the merge is bitwise commutative, an empty
+// partial (m = −inf, ℓ = 0, Õ = 0) is its identity bit for bit, two empties give an empty, and it takes one exp.
+// Compiles with g++, clang, nvcc and NVRTC; includes nothing.
+#pragma once
+
+#if defined(__CUDACC__)
+#define LEANATTN_PARTIAL_HOST_DEVICE __host__ __device__
+#else
+#define LEANATTN_PARTIAL_HOST_DEVICE
+#endif
+
+namespace leanattn {
+
+constexpr float kMinusInfinity = -__builtin_huge_valf();
+
+// (m, ℓ) of one row; natural-log units.
+struct RowPartial {
+  float max = kMinusInfinity;
+  float sum = 0.0f;
+};
+
+// How two rows merge: value = base + factor·other, where base is y when swapped and x otherwise.
+struct RowMerge {
+  RowPartial row;
+  float factor = 0.0f;  // e^(m_other − m_base); 0 leaves the base as it is
+  bool swapped = false;
+};
+
+LEANATTN_PARTIAL_HOST_DEVICE inline float exp_natural(float x) {
+#if defined(__CUDA_ARCH__)
+  return expf(x);
+#else
+  return __builtin_expf(x);
+#endif
+}
+
+LEANATTN_PARTIAL_HOST_DEVICE inline float log_natural(float x) {
+#if defined(__CUDA_ARCH__)
+  return logf(x);
+#else
+  return __builtin_logf(x);
+#endif
+}
+
+LEANATTN_PARTIAL_HOST_DEVICE inline float merge_value(float factor, float base, float other) {
+  return factor == 0.0f ? base : base + factor * other;
+}
+
+LEANATTN_PARTIAL_HOST_DEVICE inline RowMerge merge_rows(const RowPartial& x, const RowPartial& y) {
+  RowMerge merge;
+  merge.swapped = y.max > x.max;
+  const RowPartial& base = merge.swapped ? y : x;
+  const RowPartial& other = merge.swapped ? x : y;
+  merge.factor = other.max == kMinusInfinity ? 0.0f : exp_natural(other.max - base.max);
+  merge.row.max = base.max;
+  merge.row.sum = merge_value(merge.factor, base.sum, other.sum);
+  return merge;
+}
+
+// x[i] of a row of n values becomes the merged value of x[i] and y[i].
+LEANATTN_PARTIAL_HOST_DEVICE inline void merge_values(const RowMerge& merge, float* x, const float* y, int n) {
+  if (merge.swapped) {
+    for (int i = 0; i < n; ++i) x[i] = merge_value(merge.factor, y[i], x[i]);
+  } else {
+    for (int i = 0; i < n; ++i) x[i] = merge_value(merge.factor, x[i], y[i]);
+  }
+}
+
+// A sink logit is a partial with no value: it joins the denominator only. −inf: an empty one.
+LEANATTN_PARTIAL_HOST_DEVICE inline RowPartial sink_partial(float sink) {
+  RowPartial row;
+  row.max = sink;
+  row.sum = sink == kMinusInfinity ? 0.0f : 1.0f;
+  return row;
+}
+
+// A finished shard (O, LSE) as a partial whose Õ is O.
+LEANATTN_PARTIAL_HOST_DEVICE inline RowPartial shard_partial(float natural_lse) { return sink_partial(natural_lse); }
+
+// O = Õ·finish_factor; an empty row gives 0.
+LEANATTN_PARTIAL_HOST_DEVICE inline float finish_factor(const RowPartial& row) { return row.sum > 0.0f ? 1.0f / row.sum : 0.0f; }
+
+// Natural log; −inf for an empty row.
+LEANATTN_PARTIAL_HOST_DEVICE inline float finish_lse(const RowPartial& row) {
+  return row.sum > 0.0f ? row.max + log_natural(row.sum) : kMinusInfinity;
+}
+
+}  // namespace leanattn
