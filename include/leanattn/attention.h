@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "leanattn/export.h"
 #include "leanattn/problem.h"
 
 namespace leanattn {
@@ -21,12 +22,12 @@ namespace leanattn {
 // Bytes of workspace that decode needs, exact, for these shapes and options. Reads no tensor, length or table; a workspace serves
 // any problem whose own query is no larger. Bounded by workers × rows of the longest seq for the lean policy.
 // Errors: kInvalidArgument, kUnsupported.
-std::size_t workspace_bytes(const Problem& problem, const Options& options = {});
+LEANATTN_API std::size_t workspace_bytes(const Problem& problem, const Options& options = {});
 
 // O and LSE of every row. workspace: at least workspace_bytes(problem, options) bytes, any contents, any alignment; not shared with a call
 // that runs at the same time. With options.workers > 0 (or an executor) the same inputs give the same bits on every run.
 // Errors: kInvalidArgument, kUnsupported, kInvalidData, kWorkspaceTooSmall; O and LSE are untouched then.
-void decode(const Problem& problem, const Options& options, std::span<std::byte> workspace);
+LEANATTN_API void decode(const Problem& problem, const Options& options, std::span<std::byte> workspace);
 
 // Merges attention over disjoint shards of a context by their LSE (LeanAttention §4, FlashDecoding): for every row
 //   LSE = log Σ e^lse_i,  O = Σ e^(lse_i − LSE)·o_i. Shards with LSE −inf are empty and their O is not looked at.
@@ -42,14 +43,14 @@ struct MergeProblem {
   float* lse = nullptr;                         // [rows], or null: not wanted
 };
 // Errors: kInvalidArgument.
-void merge(const MergeProblem& problem);
+LEANATTN_API void merge(const MergeProblem& problem);
 
 // Names of the instruction sets that the CPU backend can run here, fastest first, such as "AVX3", "AVX2"; "AVX3+AMX" with tile registers.
-std::vector<std::string> cpu_isas();
+LEANATTN_API std::vector<std::string> cpu_isas();
 
 // "0.1.0".
-const char* version();
+LEANATTN_API const char* version();
 // True when the library was built with the backend and the machine can run it.
-bool backend_available(Backend backend);
+LEANATTN_API bool backend_available(Backend backend);
 
 }  // namespace leanattn

@@ -9,6 +9,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "leanattn/export.h"
 #include "leanattn/schedule.h"
 
 namespace leanattn {
@@ -61,10 +62,10 @@ struct Problem {
   DType kv_dtype = DType::kFloat32;  // of K and V; today equal to q_dtype
 
   // Tensors.
-  QView q;
-  OView o;
-  KvView k;
-  KvView v;
+  QView q{};
+  OView o{};
+  KvView k{};
+  KvView v{};
   float* lse = nullptr;                         // [total_q, q_heads] contiguous, or null: not wanted
   const std::int32_t* cu_seqlens_q = nullptr;   // [batch + 1] first Q token of each seq, starting at 0; null: q_len each
   const std::int32_t* kv_lens = nullptr;        // [batch] tokens of each seq, new tokens included; may be null when ragged
@@ -105,7 +106,7 @@ enum class Status : std::int32_t {
 };
 
 // what() is one sentence made of names and numbers.
-class Error : public std::runtime_error {
+class LEANATTN_API Error : public std::runtime_error {
  public:
   Error(Status status, const std::string& sentence) : std::runtime_error(sentence), status_(status) {}
   Status status() const noexcept { return status_; }
@@ -131,16 +132,16 @@ struct Options {
   HeadOrder head_order = HeadOrder::kAuto;  // KV heads along the line or side by side
   bool batch_invariant = false;             // a row's bits depend on its own sequence only, under every policy and worker count
   std::int32_t workers = 0;                 // CPU threads; 0: as many as the machine offers (OpenMP's count with OpenMP)
-  Executor executor;                        // run == null: the library's own threads
+  Executor executor{};                      // run == null: the library's own threads
   const char* cpu_isa = nullptr;            // a name of cpu_isas(); null: the fastest. For tests and comparisons
 };
 
 // Throws Error for every shape, stride, pointer or option that is malformed (kInvalidArgument) or that no backend of this version runs
 // (kUnsupported). Reads no tensor, length or table.
-void validate(const Problem& problem, const Options& options = {});
+LEANATTN_API void validate(const Problem& problem, const Options& options = {});
 
 // Throws Error kInvalidData, naming seq and slot, for a kv_len outside 0 … the seq's room, a page id in use outside 0 … num_pages − 1, or
 // cu_seqlens that fall, do not start at 0, or exceed q_len. Reads host memory; the problem must have passed validate.
-void check_data(const Problem& problem);
+LEANATTN_API void check_data(const Problem& problem);
 
 }  // namespace leanattn
