@@ -3,7 +3,7 @@
 // order. Integer arithmetic modulo 2^64 and one float32 product; nothing from the mathematics library.
 //
 //   mix(x):  x ^= x >> 30;  x *= 0xbf58476d1ce4e5b9;  x ^= x >> 27;  x *= 0x94d049bb133111eb;  x ^= x >> 31     (SplitMix64's finaliser)
-//   hash    = mix(mix(seed·G + tensor) + index·G),  G = 0x9e3779b97f4a7c15
+//   hash    = mix(mix(seed·G + tensor + 1) + index·G),  G = 0x9e3779b97f4a7c15
 //   uniform = ((hash >> 40) − 2^23)·2^−23                                                       in [−1, 1), exact
 //   normal  = (sum of the four 16-bit fields of hash − 131070)·0x1.bb67aep-16                    mean 0, variance 1, within ±3.47
 //
@@ -34,7 +34,7 @@ LEANATTN_INPUTS_HOST_DEVICE constexpr std::uint64_t mix_bits(std::uint64_t x) {
 
 LEANATTN_INPUTS_HOST_DEVICE constexpr std::uint64_t input_hash(std::uint64_t seed, Input tensor, std::uint64_t index) {
   constexpr std::uint64_t kGolden = 0x9e3779b97f4a7c15u;
-  return mix_bits(mix_bits(seed * kGolden + static_cast<std::uint64_t>(tensor)) + index * kGolden);
+  return mix_bits(mix_bits(seed * kGolden + static_cast<std::uint64_t>(tensor) + 1) + index * kGolden);
 }
 
 LEANATTN_INPUTS_HOST_DEVICE constexpr float input_uniform(std::uint64_t seed, Input tensor, std::uint64_t index) {
