@@ -34,7 +34,8 @@ enum class HeadOrder : int {
   kBeside = 2,  // an output is (seq, row block) with all KV heads side by side: a stretch of tokens serves every head
 };
 
-// Everything that the cut depends on. All pointers may be host or device pointers, of the side that calls.
+// Everything that the cut depends on. All pointers may be host or device pointers, of the side that calls. Counts of one seq (tokens,
+// packed rows, outputs) fit an int; counts of the line are long long.
 struct Line {
   int num_seqs = 0;
   const int* kv_lens = nullptr;        // [num_seqs] tokens; null: differences of cu_seqlens_kv
@@ -53,7 +54,8 @@ struct Line {
   int splits = 1;                      // flashdecoding: ≥ 1
   int workers = 1;                     // lean: the most stretches
   int min_stretch_units = 1;           // lean: fewer workers rather than shorter stretches
-  int max_output_stretches = 0;        // lean: the most stretches that the longest output is cut into; 0: no limit
+  int max_output_stretches = 0;        // lean: a stretch is at least this part of the longest output, which then meets at most one
+                                       // stretch more than this; 0: no limit
   const long long* seq_units = nullptr;  // [num_seqs + 1] first unit of each seq (seq_unit_prefix); null: the functions scan instead
 };
 
@@ -117,7 +119,8 @@ LEANATTN_HOST_DEVICE inline int seq_outputs(const Line& line, int seq) {
   return seq_row_blocks(line, seq) * (line.head_order == HeadOrder::kBeside ? 1 : line.kv_heads);
 }
 
-// First token of a tile, and one past its last. Tiles sit on multiples of tile_tokens, whatever the window.
+// First token of a tile of the output, and one past its last (equal for an empty seq). Tiles sit on multiples of tile_tokens, whatever
+// the window.
 LEANATTN_HOST_DEVICE inline int tile_token_begin(const Line& line, int seq, int tile) {
   const int first = seq_first_token(line, seq);
   return max_of(first, (first / line.tile_tokens + tile) * line.tile_tokens);
@@ -198,7 +201,10 @@ LEANATTN_HOST_DEVICE inline int flashdecoding_splits(long long outputs, int work
 }
 
 // The cut of a line. lean: as many equal stretches as there are workers, fewer where min_stretch_units or max_output_stretches ask for it;
-// other policies: a stretch a unit.
+// other policies: a stretch a unit. A line without outputs has no stretch; the functions below then have nothing to be asked.
+//
+// How equal lean stretches are: two stretches differ by at most one unit. In tiles, with c = max(chunk_tiles, 1), by at most 2c − 1 beyond
+// what their shares of the cost units differ by: a cut inside a chunk moves back by up to c − 1 tiles, at either end of a stretch.
 LEANATTN_HOST_DEVICE inline Cut make_cut(const Line& line) {
   Cut cut;
   long long longest = 1;
@@ -292,8 +298,8 @@ LEANATTN_HOST_DEVICE inline bool ends_output(const Segment& segment) { return se
 // A cut output has segments in more than one stretch; their partials meet in tile order.
 LEANATTN_HOST_DEVICE inline bool is_cut(const Segment& segment) { return !(starts_output(segment) && ends_output(segment)); }
 
-// Where a cut segment's partial lies. A lean stretch has at most two cut segments: one that goes on from the stretch before (even slot), one
-// that starts an output which the next stretch goes on with (odd slot). In the other policies a stretch has one segment.
+// Where a cut segment's partial lies. A lean stretch has at most two cut segments: one that goes on from the stretch before (even slot),
+// one that starts an output which the next stretch goes on with (odd slot). In the other policies a stretch has one segment.
 LEANATTN_HOST_DEVICE inline long long partial_slot(const Line& line, long long stretch, const Segment& segment) {
   return line.policy == Policy::kLean ? 2 * stretch + (starts_output(segment) ? 1 : 0) : stretch;
 }
@@ -319,7 +325,8 @@ LEANATTN_HOST_DEVICE inline MergeList merge_list(const Line& line, const Cut& cu
 }
 
 // The segment of an output in one stretch of its merge list; empty (tile_begin == tile_end) when the stretch holds no tile of it.
-LEANATTN_HOST_DEVICE inline Segment segment_of(const Line& line, const Cut& cut, const MergeList& list, int seq, int output, long long stretch) {
+LEANATTN_HOST_DEVICE inline Segment segment_of(const Line& line, const Cut& cut, const MergeList& list, int seq, int output,
+                                               long long stretch) {
   Segment segment;
   segment.seq = seq;
   segment.output = output;
@@ -331,7 +338,8 @@ LEANATTN_HOST_DEVICE inline Segment segment_of(const Line& line, const Cut& cut,
 
 // The batch-invariant merge tree. Its leaves are the chunks of an output; node (level, index) covers chunks index·2^level up to
 // (index + 1)·2^level; what lies past the last chunk is missing. A run of chunks is a row of the largest nodes that fit (next_node), and
-// siblings merge as they meet, so the order of every addition is that of the one tree, wherever the line was cut.
+// siblings merge as they meet. The row of a whole output then merges from its right end: a node without a right sibling counts as its
+// parent. So the order of every addition is that of the one tree, wherever the line was cut.
 struct TreeNode {
   int level = 0;
   int index = 0;
