@@ -88,9 +88,11 @@ void rows_apart(std::string_view tensor, std::initializer_list<Axis> axes, int r
   Axis sorted[3];
   int n = 0;
   for (const Axis& axis : axes) {
-    if (axis.count > 1) sorted[n++] = axis;
+    if (axis.count <= 1) continue;
+    int at = n++;
+    for (; at > 0 && sorted[at - 1].stride > axis.stride; --at) sorted[at] = sorted[at - 1];
+    sorted[at] = axis;
   }
-  std::sort(sorted, sorted + n, [](const Axis& a, const Axis& b) { return a.stride < b.stride; });
   std::int64_t span = row_elements;
   for (int i = 0; i < n; ++i) {
     if (sorted[i].stride < span) {
@@ -265,7 +267,7 @@ void check_pages(const Problem& p, int seq) {
   if (pages_in_range(ids + first, end - first, p.num_pages)) return;
   for (std::int64_t slot = first; slot < end; ++slot) {
     if (ids[slot] >= 0 && ids[slot] < p.num_pages) continue;
-    bad_data(fmt::format("seq {} slot {}: page {} is not one of the {} pages from 0", seq, slot, ids[slot], p.num_pages));
+    bad_data(fmt::format("seq {} slot {}: page {} is outside num_pages {}", seq, slot, ids[slot], p.num_pages));
   }
 }
 
