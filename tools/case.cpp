@@ -210,7 +210,9 @@ std::int64_t Case::total_kv() const { return std::accumulate(kv_lens.begin(), kv
 
 std::int64_t parse_count(std::string_view token, std::string_view what, std::int64_t low, std::int64_t high) {
   const std::optional<std::int64_t> value = count_of(token);
-  if (!value || *value < low || *value > high) fail(what, token, fmt::format("a whole number from {} to {}, with k or m if you like", low, high));
+  if (!value || *value < low || *value > high) {
+    fail(what, token, fmt::format("a whole number from {} to {}, with k or m if you like", low, high));
+  }
   return *value;
 }
 
