@@ -88,8 +88,7 @@ constexpr Word<CaseLayout> kLayouts[] = {{"contiguous", CaseLayout::kContiguous}
                                          {"paged", CaseLayout::kPaged}};
 constexpr Word<HeadOrder> kOrders[] = {{"auto", HeadOrder::kAuto}, {"along", HeadOrder::kAlong}, {"beside", HeadOrder::kBeside}};
 constexpr Word<CaseLse> kLses[] = {{"e", CaseLse::kNatural}, {"2", CaseLse::kTwo}, {"none", CaseLse::kNone}};
-constexpr Word<Policy> kPolicies[] = {
-    {"lean", Policy::kLean}, {"fa2", Policy::kFa2}, {"flashdecoding", Policy::kFlashDecoding}};
+constexpr Word<Policy> kPolicies[] = {{"lean", Policy::kLean}, {"fa2", Policy::kFa2}, {"flashdecoding", Policy::kFlashDecoding}};
 
 template <typename Value, std::size_t n>
 Value parse_word(std::string_view key, std::string_view token, const Word<Value> (&table)[n]) {

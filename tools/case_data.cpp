@@ -18,8 +18,8 @@ namespace {
 
 constexpr std::int32_t kMostInt32 = std::numeric_limits<std::int32_t>::max();
 constexpr std::int64_t kGuardBytes = 256;
-constexpr std::int64_t kSlackTokens = 3;    // of poison behind the longest sequence
-constexpr std::int64_t kViewOffset = 8;     // elements before a strided view: 16 bytes at least
+constexpr std::int64_t kSlackTokens = 3;  // of poison behind the longest sequence
+constexpr std::int64_t kViewOffset = 8;   // elements before a strided view: 16 bytes at least
 }  // namespace
 
 CaseData::CaseData(const Case& c, const CaseDataOptions& options) : case_(c) {
@@ -105,7 +105,7 @@ void CaseData::lay_out_kv() {
   const Case& c = case_;
   const std::int64_t longest = c.kv_lens.empty() ? 0 : *std::max_element(c.kv_lens.begin(), c.kv_lens.end());
   const std::int64_t heads = c.kv_heads, dk = c.head_dim, dv = c.head_dim_v;
-  std::int64_t blocks = c.batch();           // sequences or pages that lie outer_stride apart
+  std::int64_t blocks = c.batch();               // sequences or pages that lie outer_stride apart
   std::int64_t tokens = longest + kSlackTokens;  // of a block
   problem_.kv_layout = KvLayout::kBatched;
   problem_.kv_capacity = std::min<std::int64_t>(tokens, kMostInt32);

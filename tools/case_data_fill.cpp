@@ -17,7 +17,7 @@ namespace {
 constexpr std::int64_t kGuardBytes = 256;
 constexpr unsigned char kNaNByte = 0xff;  // repeated, a NaN in every dtype
 constexpr unsigned char kCanaryByte = 0xa5;
-constexpr std::size_t kFillTokens = 64;   // a job
+constexpr std::size_t kFillTokens = 64;  // a job
 
 bool holds(const std::byte* data, std::int64_t bytes, unsigned char value) {
   return std::all_of(data, data + bytes, [value](std::byte b) { return b == std::byte{value}; });
@@ -31,12 +31,9 @@ void write_row(Bits* row, int n, std::uint64_t seed, Input tensor, std::uint64_t
 
 void write_row(void* data, DType dtype, std::int64_t at, int n, std::uint64_t seed, Input tensor, std::uint64_t index, float factor) {
   switch (dtype) {
-    case DType::kFloat32:
-      return write_row(static_cast<float*>(data) + at, n, seed, tensor, index, factor, [](float x) { return x; });
-    case DType::kFloat16:
-      return write_row(static_cast<std::uint16_t*>(data) + at, n, seed, tensor, index, factor, float16_from_float);
-    case DType::kBFloat16:
-      return write_row(static_cast<std::uint16_t*>(data) + at, n, seed, tensor, index, factor, bfloat16_from_float);
+    case DType::kFloat32: return write_row(static_cast<float*>(data) + at, n, seed, tensor, index, factor, [](float x) { return x; });
+    case DType::kFloat16: return write_row(static_cast<std::uint16_t*>(data) + at, n, seed, tensor, index, factor, float16_from_float);
+    case DType::kBFloat16: return write_row(static_cast<std::uint16_t*>(data) + at, n, seed, tensor, index, factor, bfloat16_from_float);
   }
 }
 
