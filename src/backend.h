@@ -18,10 +18,4 @@ void decode(const Problem& problem, const Options& options, std::span<std::byte>
 std::vector<std::string> isas();  // fastest first
 }  // namespace cpu
 
-// src/cuda implements this namespace when LEANATTN_CUDA is on.
-namespace cuda {
-bool built();
-bool device_present();
-}  // namespace cuda
-
 }  // namespace leanattn

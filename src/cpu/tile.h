@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+// The tile kernel's interface: one tile of the context (up to kTileTokens tokens of one KV head) against one block of packed rows.
+//
+// A tile is three steps, the same in every kernel: scores (Q·K), weights (mask, online softmax), values (P·V added to Õ). A token's K
+// row lies at k + k_offsets[t]: contiguous, ragged and paged caches differ in how backend.cpp fills the offsets, not here.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "leanattn/problem.h"
+#include "partial.h"
+
+namespace leanattn::cpu {
+
+constexpr int kTileTokens = 64;    // bits of a `visible` word
+constexpr int kMaxBlockRows = 16;  // packed rows of the largest row block
+
+struct Tile {
+  // K and V of one KV head, in elements of the KV type.
+  const void* k = nullptr;
+  const void* v = nullptr;
+  const std::int64_t* k_offsets = nullptr;  // [tokens]
+  const std::int64_t* v_offsets = nullptr;  // [tokens]
+  int tokens = 0;                           // 1 … kTileTokens
+  int head_dim = 0;
+  int head_dim_v = 0;
+
+  // The tile that this worker takes next of the same head, to prefetch. next_tokens 0: nothing.
+  const std::int64_t* next_k_offsets = nullptr;
+  const std::int64_t* next_v_offsets = nullptr;
+  int next_tokens = 0;
+
+  // Logits.
+  float scale = 1.0f;                      // still to be multiplied in (1 where packed Q holds it)
+  float softcap = 0.0f;                    // 0: off
+  const float* slopes = nullptr;           // [block_rows] ALiBi; null: none
+  const float* distances = nullptr;        // [block_rows] position of the row minus the tile's first token
+  const std::uint64_t* visible = nullptr;  // [block_rows] bit t: the row sees token t; null: every row sees all
+
+  // The row block.
+  int block_rows = 0;           // as TileKernel::block_rows gave it
+  const void* q = nullptr;      // packed by TileKernel::pack_q
+  RowPartial* rows = nullptr;   // [block_rows], in and out
+  float* values = nullptr;      // Õ [block_rows, value_stride] in the kernel's order of dims, in and out
+  int value_stride = 0;         // floats
+
+  // Scratch of the worker.
+  float* weights = nullptr;     // [kTileTokens, block_rows] floats, 64-byte aligned
+  std::byte* extra = nullptr;   // TileKernel::extra_bytes, 64-byte aligned
+};
+
+// The rows of one block, to be packed: row r is q + row_offsets[r] elements.
+struct QBlock {
+  const void* q = nullptr;
+  const std::int64_t* row_offsets = nullptr;  // [rows]
+  int rows = 0;
+  int block_rows = 0;
+  int head_dim = 0;
+  float scale = 1.0f;
+};
+
+// One implementation of the three steps for one KV type.
+struct TileKernel {
+  int max_block_rows = 0;
+  int (*block_rows)(int rows);                       // rows of the block that takes `rows` (≤ max_block_rows) rows; more are padding
+  int (*padded_dims)(int head_dim);                  // slots of a packed row of Q or Õ
+  std::size_t (*extra_bytes)(int head_dim, int head_dim_v);
+  void (*pack_q)(const QBlock& block, void* packed);  // packed: block_rows·padded_dims floats, 64-byte aligned
+  void (*run)(const Tile& tile);
+  void (*store)(const float* values, float factor, int head_dim_v, void* o);  // one row: o = values·factor in the type of Q
+};
+
+// The second step of a tile by itself, for a kernel that brings its own first and third (block_rows 8 or 16). factors[block_rows]: what
+// Õ must be multiplied with before the tile's values are added.
+using WeightsStep = void (*)(const Tile& tile, float* factors);
+
+// What one instruction set offers.
+struct IsaKernels {
+  const char* isa = nullptr;
+  const TileKernel* (*select)(DType kv_dtype, int head_dim, int head_dim_v, int rows);
+};
+
+// Kernels that this machine can run, fastest first.
+std::span<const IsaKernels> isa_kernels();
+
+// tile.cpp: the Highway kernels, fastest first; the weights step of the widest one for tile_amx.cpp.
+std::span<const IsaKernels> highway_kernels();
+// tile_amx.cpp: null where the processor, the system or the compiler has no tile registers.
+const IsaKernels* amx_kernels();
+WeightsStep avx3_weights_step();
+
+}  // namespace leanattn::cpu
