@@ -16,7 +16,7 @@
 
 namespace leanattn {
 
-constexpr float kMinusInfinity = -__builtin_huge_valf();
+constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xff800000u);  // NVRTC has no builtin infinity
 
 // (m, ℓ) of one row; natural-log units.
 struct RowPartial {
@@ -57,7 +57,7 @@ LEANATTN_PARTIAL_HOST_DEVICE inline RowMerge merge_rows(const RowPartial& x, con
   const RowPartial& base = merge.swapped ? y : x;
   const RowPartial& other = merge.swapped ? x : y;
   merge.factor = other.max == kMinusInfinity ? 0.0f : exp_natural(other.max - base.max);
-  merge.row.max = base.max;
+  merge.row.max = other.max == 0.0f && base.max == 0.0f ? base.max + other.max : base.max;  // 0 and −0 tie: 0, whichever is the base
   merge.row.sum = merge_value(merge.factor, base.sum, other.sum);
   return merge;
 }
