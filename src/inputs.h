@@ -48,7 +48,8 @@ LEANATTN_INPUTS_HOST_DEVICE constexpr float input_normal(std::uint64_t seed, Inp
 }
 
 // Elements [begin, end) of an array, each from its own index; a factor of 1 leaves the bits as they are.
-inline void fill_normal(void* data, DType dtype, std::int64_t begin, std::int64_t end, std::uint64_t seed, Input tensor, float factor = 1.0f) {
+inline void fill_normal(void* data, DType dtype, std::int64_t begin, std::int64_t end, std::uint64_t seed, Input tensor,
+                        float factor = 1.0f) {
   for (std::int64_t i = begin; i < end; ++i) {
     store_from_float(data, dtype, i, input_normal(seed, tensor, static_cast<std::uint64_t>(i)) * factor);
   }

@@ -339,4 +339,19 @@ void reject_backend(Backend backend, const char* reason) {
   reject(Status::kUnsupported, "backend {}: {}", kNames[static_cast<int>(backend)], reason);
 }
 
+void check_argument(const char* name, const void* pointer) {
+  if (pointer == nullptr) invalid("{} is null", name);
+}
+
+void check_struct_size(const char* name, std::size_t struct_size, std::size_t least) {
+  constexpr std::size_t kMostBytes = 4096;  // a larger one is an uninitialised struct
+  if (struct_size < least || struct_size > kMostBytes) {
+    invalid("{}.struct_size {}: must be {} to {}", name, struct_size, least, kMostBytes);
+  }
+}
+
+void reject_unknown_member(const char* name, std::size_t offset, std::size_t known_size) {
+  invalid("{} sets a member at byte {}: this version knows {} bytes", name, offset, known_size);
+}
+
 }  // namespace leanattn

@@ -100,4 +100,10 @@ void check_workspace(const void* workspace, std::size_t workspace_bytes, std::si
 // kUnsupported, always: the backend is not built in or the machine cannot run it.
 [[noreturn]] void reject_backend(Backend backend, const char* reason);
 
+// Of the C ABI: a null argument; a struct_size below the least of any version, or absurd; a byte that is not 0 in a member that a newer
+// header added. kInvalidArgument.
+void check_argument(const char* name, const void* pointer);
+void check_struct_size(const char* name, std::size_t struct_size, std::size_t least);
+[[noreturn]] void reject_unknown_member(const char* name, std::size_t offset, std::size_t known_size);
+
 }  // namespace leanattn
