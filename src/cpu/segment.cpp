@@ -141,7 +141,7 @@ void run_tile(const SegmentRun& run, const TileRows& rows, const TileRows& next,
   tile.tokens = rows.tokens;
   tile.head_dim = p.head_dim;
   tile.head_dim_v = run.call.head_dim_v;
-  tile.scale = run.call.scale;
+  tile.scale = run.kernel.q_is_scaled ? 1.0f : run.call.scale;
   tile.softcap = p.softcap;
   tile.next_k_offsets = next.k_offsets;
   tile.next_v_offsets = next.v_offsets;

@@ -450,7 +450,7 @@ void store_row(const float* values, float factor, int head_dim_v, void* o) {
 
 template <class Kv>
 const TileKernel* tile_kernel() {
-  static constexpr TileKernel kernel = {kMaxRows,    block_rows,   padded_dims,  [](int, int) { return std::size_t{0}; },
+  static constexpr TileKernel kernel = {kMaxRows,    true,          block_rows,   padded_dims,  [](int, int) { return std::size_t{0}; },
                                         pack_q<Kv>, run_tile<Kv>, store_row<Kv>};
   return &kernel;
 }

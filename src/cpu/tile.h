@@ -33,7 +33,7 @@ struct Tile {
   int next_tokens = 0;
 
   // Logits.
-  float scale = 1.0f;                      // still to be multiplied in (1 where packed Q holds it)
+  float scale = 1.0f;                      // still to be multiplied in; 1 where packed Q holds it
   float softcap = 0.0f;                    // 0: off
   const float* slopes = nullptr;           // [block_rows] ALiBi; null: none
   const float* distances = nullptr;        // [block_rows] position of the row minus the tile's first token
@@ -64,6 +64,7 @@ struct QBlock {
 // One implementation of the three steps for one KV type.
 struct TileKernel {
   int max_block_rows = 0;
+  bool q_is_scaled = false;                          // packed Q holds Problem::scale; else the weights step multiplies it in
   int (*block_rows)(int rows);                       // rows of the block that takes `rows` (≤ max_block_rows) rows; more are padding
   int (*padded_dims)(int head_dim);                  // slots of a packed row of Q or Õ
   std::size_t (*extra_bytes)(int head_dim, int head_dim_v);
