@@ -4,13 +4,9 @@
 #include <chrono>
 #include <ctime>
 #include <fstream>
-#include <thread>
-
-#if defined(_OPENMP)
-#include <omp.h>
-#endif
 
 #include "commit.h"
+#include "src/cpu/threads.h"
 
 namespace leanattn::tools {
 
@@ -34,13 +30,6 @@ std::string date_utc() {
   return text;
 }
 
-int default_threads() {
-#if defined(_OPENMP)
-  return omp_get_max_threads();
-#else
-  const unsigned threads = std::thread::hardware_concurrency();
-  return threads > 0 ? static_cast<int>(threads) : 1;
-#endif
-}
+int default_threads() { return cpu::default_workers(); }
 
 }  // namespace leanattn::tools
