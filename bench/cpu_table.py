@@ -72,7 +72,7 @@ def measure(case, threads, pool, library, seconds):
     if not error <= tolerance:
         raise SystemExit(f"{case}: error {error:.3g} is above the tolerance {tolerance:.3g}")
 
-    contenders = {"floor": leanattn_c.Floor(library, case, pool, threads), "ours": ours}
+    contenders = {"floor": leanattn_c.Floor(library, case, pool, threads, seconds / 2), "ours": ours}
     slow = {}
     if case.features():
         base = case.plain()

@@ -166,15 +166,21 @@ std::string variant_name(FloorVariant variant) {
 
 }  // namespace leanattn::tools
 
-void* leanattn_floor_new(const void* const* data, const std::int64_t* bytes, std::int64_t pieces, std::int32_t threads, double seconds) {
+void* leanattn_floor_new(const void* const* data, const std::int64_t* bytes, std::int64_t sets, std::int64_t pieces, std::int32_t threads,
+                         double seconds) {
   using namespace leanattn::tools;
-  std::vector<FloorBlock> blocks;
-  for (std::int64_t i = 0; i < pieces; ++i) blocks.push_back({static_cast<const std::byte*>(data[i]), bytes[i]});
-  auto* floors = new std::vector<ReadFloor>(1, ReadFloor(std::move(blocks), threads));
+  auto* floors = new std::vector<ReadFloor>;
+  for (std::int64_t set = 0; set < sets; ++set) {
+    std::vector<FloorBlock> blocks;
+    for (std::int64_t i = set * pieces; i < (set + 1) * pieces; ++i) blocks.push_back({static_cast<const std::byte*>(data[i]), bytes[i]});
+    floors->emplace_back(std::move(blocks), threads);
+  }
   if (seconds > 0.0) fastest_variant(*floors, seconds);
   return floors;
 }
 
-double leanattn_floor_read(void* floor) { return static_cast<std::vector<leanattn::tools::ReadFloor>*>(floor)->front().read_us(); }
+double leanattn_floor_read(void* floor, std::int64_t set) {
+  return (*static_cast<std::vector<leanattn::tools::ReadFloor>*>(floor))[static_cast<std::size_t>(set)].read_us();
+}
 
 void leanattn_floor_free(void* floor) { delete static_cast<std::vector<leanattn::tools::ReadFloor>*>(floor); }

@@ -57,11 +57,12 @@ std::uint64_t read_blocks(const FloorBlock* blocks, std::size_t count, FloorVari
 
 }  // namespace leanattn::tools
 
-// The same for other languages. A floor over pieces of memory, with the fastest variant found in `seconds` of trying; read gives µs.
+// The same for other languages. `sets` floors over `pieces` pieces of memory each (data and bytes: [sets, pieces]), all with the variant found
+// fastest in `seconds` of trying; read takes one of them and gives µs.
 extern "C" {
 #define LEANATTN_FLOOR_EXPORT __attribute__((visibility("default")))
-LEANATTN_FLOOR_EXPORT void* leanattn_floor_new(const void* const* data, const std::int64_t* bytes, std::int64_t pieces,
+LEANATTN_FLOOR_EXPORT void* leanattn_floor_new(const void* const* data, const std::int64_t* bytes, std::int64_t sets, std::int64_t pieces,
                                                std::int32_t threads, double seconds);
-LEANATTN_FLOOR_EXPORT double leanattn_floor_read(void* floor);
+LEANATTN_FLOOR_EXPORT double leanattn_floor_read(void* floor, std::int64_t set);
 LEANATTN_FLOOR_EXPORT void leanattn_floor_free(void* floor);
 }
