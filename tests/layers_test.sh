@@ -59,11 +59,11 @@ only_in() {  # WHAT PATTERN PLACES(regex): no code outside the places matches th
   [[ -z $hits ]] || fault "$1 outside its place ($3):" "$hits"
 }
 only_in 'inline assembly' '(^|[^[:alnum:]_.])(asm|__asm__?)([[:space:]]*\(|[[:space:]]+volatile)' 'src/cuda/ptx\.cuh'
-only_in 'SIMD' '#[ ]*include[ ]*[<"]([a-z0-9]*intrin\.h|arm_(neon|sve)\.h|hwy/)|_mm[0-9]*_[a-z]' 'src/cpu/'
+only_in 'SIMD' '#[ ]*include[ ]*[<"]([a-z0-9]*intrin\.h|arm_(neon|sve)\.h|hwy/)|_mm[0-9]*_[a-z]' 'src/cpu/|tools/floor_read\.cpp'
 only_in 'an environment variable' '[^_[:alnum:]]getenv[ ]*\(' 'src/attention\.cpp|tests/'
 only_in 'torch' '#[ ]*include[ ]*[<"](torch|ATen|c10)/' 'python/'
 only_in 'NCCL' '#[ ]*include[ ]*[<"]nccl' 'src/dist/'
-only_in 'output or exit' '(^|[^_[:alnum:]])(printf|puts|abort|exit|std::(cout|cerr))[ ]*(\(|<<)' 'tools/|tests/|examples/|bench/|python/'
+only_in 'output or exit' '(^|[^_[:alnum:]])(printf|puts|abort|exit|std::(cout|cerr))[ ]*(\(|<<)' 'tools/|tests/|examples/|bench/|python/|include/leanattn/leanattn\.h'
 
 # --- Each file.
 for file in "${code[@]}" "${scripts[@]}"; do
@@ -72,7 +72,8 @@ for file in "${code[@]}" "${scripts[@]}"; do
   ((lines <= 450)) || fault "$file: $lines lines; at most 450, two nouns share this room"
 done
 for file in "${code[@]}"; do
-  [[ $file != *.h && $file != *.cuh || $file == *-inl.h ]] || grep -q '^#pragma once' "$file" || fault "$file: no #pragma once"
+  [[ $file != *.h && $file != *.cuh || $file == *-inl.h ]] || grep -qE '^#(pragma once|ifndef LEANATTN_.*_H_)' "$file" ||
+    fault "$file: no include guard"
 done
 hits=$(grep -nE '^.{141,}' "${code[@]}" "${scripts[@]}" || true)
 [[ -z $hits ]] || fault "lines of more than 140 columns:" "$(cut -c 1-160 <<<"$hits")"
