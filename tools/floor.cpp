@@ -143,7 +143,7 @@ FloorVariant fastest_variant(std::vector<ReadFloor>& floors, double seconds) {
       floor.set_variant(variants[i]);
       times[i].push_back(floor.read_us());
     }
-    if (round >= 2 && std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() > seconds) break;
+    if (std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() > seconds) break;
   }
   FloorVariant best;
   double best_us = std::numeric_limits<double>::infinity();

@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+// One decode step of a real request mix, under every policy: checked, timed against the read floor, and drawn.
+#include <algorithm>
+#include <cmath>
+
+#include <fmt/format.h>
+#include <CLI/CLI.hpp>
+
+#include "tools/build_info.h"
+#include "tools/commands.h"
+#include "tools/options.h"
+#include "tools/output_file.h"
+#include "tools/plan.h"
+#include "tools/record.h"
+#include "tools/trace.h"
+
+namespace leanattn::tools {
+namespace {
+
+constexpr int kQHeads = 32, kKvHeads = 8, kHeadDim = 128;  // Llama-3-8B
+constexpr int kPageSize = 16;
+constexpr int kTileTokens = 64;
+constexpr TimingOptions kTiming{.min_seconds = 1.0, .min_pairs = 9, .max_seconds = 8.0};
+
+struct DemoSettings {
+  std::string trace = "data/mooncake_sample.jsonl";
+  std::string output = "build/demo.svg";
+  int threads = 0;
+  bool json = false;
+};
+
+struct PolicyResult {
+  Case spec;
+  Options options;
+  double busy_share = 0.0;
+  Timing timing;
+  Accuracy accuracy;
+};
+
+Case decode_step(const std::vector<std::int32_t>& contexts, int threads) {
+  Case c;
+  c.kv_lens = contexts;
+  c.q_heads = kQHeads;
+  c.kv_heads = kKvHeads;
+  c.head_dim = c.head_dim_v = kHeadDim;
+  c.dtype = DType::kBFloat16;
+  c.layout = CaseLayout::kPaged;
+  c.page_size = kPageSize;
+  c.head_order = HeadOrder::kBeside;
+  c.workers = threads;
+  return c;
+}
+
+PlanRequest plan_of(const Case& c) {
+  PlanRequest request;
+  request.kv_lens = c.kv_lens;
+  request.q_heads = c.q_heads;
+  request.kv_heads = c.kv_heads;
+  request.workers = c.workers;
+  request.tile_tokens = kTileTokens;
+  request.head_order = HeadOrder::kBeside;
+  request.fragment_cost_tiles = 1;
+  return request;
+}
+
+void print_table(const std::vector<PolicyResult>& results, std::int64_t kv_bytes) {
+  fmt::print("\n{:<16} {:>6} {:>9} {:>7} {:>8} {:>12}   {}\n", "policy", "busy", "ms", "GB/s", "÷ floor", "error ÷ tol.",
+             "against the reference");
+  for (const PolicyResult& result : results) {
+    fmt::print("{:<16} {:>4} % {:>9.2f} {:>7.2f} {:>7.3f} {:>12.3f}   {}, {} of {} rows\n",
+               policy_name(result.spec.policy, result.spec.splits), static_cast<int>(std::floor(result.busy_share * 100.0 + 1e-9)),
+               result.timing.us * 1e-3, gb_per_s(kv_bytes, result.timing.us), result.timing.ratio, result.accuracy.ratio,
+               result.accuracy.ok ? "right" : "WRONG", result.accuracy.rows, result.accuracy.all_rows);
+    if (!result.accuracy.ok) fmt::print("    {}\n", result.accuracy.fault.empty() ? result.accuracy.where : result.accuracy.fault);
+  }
+  const double floor_us = results.front().timing.floor_us;
+  fmt::print("{:<16} {:>6} {:>9.2f} {:>7.2f}\n\n", "read floor", "", floor_us * 1e-3, gb_per_s(kv_bytes, floor_us));
+}
+
+void print_records(const std::vector<PolicyResult>& results, std::int64_t kv_bytes) {
+  for (const PolicyResult& result : results) {
+    nlohmann::ordered_json record = case_record(result.spec, result.options);
+    record["busy_share"] = result.busy_share;
+    add_timing(record, result.timing, kv_bytes);
+    add_accuracy(record, result.accuracy);
+    add_origin(record);
+    fmt::print("{}\n", record.dump());
+  }
+}
+
+int run_demo(const DemoSettings& settings) {
+  const std::vector<std::int32_t> contexts = trace_contexts(settings.trace);
+  const Case step = decode_step(contexts, settings.threads > 0 ? settings.threads : default_threads());
+  const auto [shortest, longest] = std::minmax_element(contexts.begin(), contexts.end());
+  Progress progress;
+  if (!settings.json) {
+    fmt::print("One decode step of {} requests from {}: contexts of {} to {} tokens, {} in all.\n", contexts.size(), settings.trace,
+               with_commas(*shortest), with_commas(*longest), with_commas(step.total_kv()));
+    fmt::print("{} query heads, {} KV heads of {} dimensions, bfloat16, pages of {} tokens. {}, {} threads, {}.\n", kQHeads, kKvHeads,
+               kHeadDim, kPageSize, cpu_model(), step.workers, isa_name({}));
+    std::fflush(stdout);
+  }
+  progress.note("making K and V");
+  CaseData data(step, {.huge_pages = true});
+  progress.note(fmt::format("made {:.2f} GB of K and V; computing the float64 reference", static_cast<double>(data.kv_bytes()) * 1e-9));
+  Sample sample;
+  sample.kv_heads_per_seq = 1;
+  const Reference reference = compute_reference(data.problem(), sample);
+  progress.note("finding the fastest plain reading of the same bytes");
+  const std::vector<ReadFloor> floors = make_floors(data, step.workers, 1.0);
+  const PlanRequest request = plan_of(step);
+  const std::vector<PlannedPolicy> plans = make_plans(request);
+  std::vector<PolicyResult> results;
+  for (const PlannedPolicy& planned : plans) {
+    PolicyResult result;
+    result.spec = step;
+    parse_policy(planned.name, result.spec.policy, result.spec.splits);
+    result.options = run_options(result.spec, {});
+    result.busy_share = planned.plan.busy_share;
+    progress.note(fmt::format("checking and timing {}", planned.name));
+    result.accuracy = check_once(data, result.options, reference);
+    result.timing = time_pairs(data, result.options, floors, kTiming);
+    results.push_back(result);
+  }
+  write_file(settings.output, plan_svg(request));
+  if (settings.json) {
+    print_records(results, data.kv_bytes());
+  } else {
+    print_table(results, data.kv_bytes());
+    fmt::print(
+        "busy: share of the threads' time that the cut fills, by counting tiles. ÷ floor: median over {} pairs or more of kernel and "
+        "floor.\n",
+        kTiming.min_pairs);
+    fmt::print("Picture of the three cuts: {}\n", settings.output);
+  }
+  const bool all_right = std::all_of(results.begin(), results.end(), [](const PolicyResult& r) { return r.accuracy.ok; });
+  return all_right ? kExitOk : kExitFailed;
+}
+
+}  // namespace
+
+Command add_demo(CLI::App& app) {
+  CLI::App* command = app.add_subcommand(
+      "demo", "One decode step of a request trace under lean, flashdecoding and fa2: checked, timed against the read floor, and drawn");
+  auto settings = std::make_shared<DemoSettings>();
+  command
+      ->add_option("trace", settings->trace,
+                   "JSON lines with input_length and output_length; each request is taken half way through its output")
+      ->capture_default_str();
+  command->add_option("--threads", settings->threads, "threads instead of all")->check(CLI::Range(1, 1 << 16));
+  command->add_option("--output", settings->output, "where the picture goes (SVG)")->type_name("FILE")->capture_default_str();
+  command->add_flag("--json", settings->json, "one JSON object a policy and line");
+  return [settings] { return run_demo(*settings); };
+}
+
+}  // namespace leanattn::tools

@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+// Running a case: once against the reference, and many times against the clock and the read floor.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "reference.h"
+#include "tools/case_data.h"
+#include "tools/floor.h"
+
+namespace leanattn::tools {
+
+// What the command line says over the cases.
+struct RunSettings {
+  std::vector<std::string> policies;  // empty: each case's own
+  std::vector<std::string> dtypes;    // empty: each case's own
+  std::vector<int> threads;           // empty: each case's own
+  std::string backend = "auto";
+  std::string isa;  // empty: the fastest
+  bool json = false;
+};
+
+// One combination of the above. isa must outlive the options.
+Options run_options(const Case& c, const RunSettings& settings);
+// The cases times policies × dtypes × threads.
+std::vector<Case> expand(const std::vector<Case>& cases, const RunSettings& settings);
+int thread_count(const Options& options);
+std::string isa_name(const Options& options);
+
+struct Accuracy {
+  bool ok = false;
+  double error = 0.0;  // of the element nearest to its tolerance, or furthest beyond it
+  double tolerance = 0.0;
+  double ratio = 0.0;
+  std::string where;          // "o of seq 1, token 0, q_head 3, dim 17"; empty where all is exact
+  std::string fault;          // a canary that was overwritten
+  std::int64_t rows = 0;      // compared
+  std::int64_t all_rows = 0;  // of the case
+};
+
+// All rows where that takes a few seconds at most, else all rows of as many KV heads of each sequence as do.
+Sample affordable_sample(const Case& c, int threads = 0);
+// One call on poisoned outputs and workspace, compared. Throws leanattn::Error.
+Accuracy check_once(CaseData& data, const Options& options, const Reference& reference);
+
+struct TimingOptions {
+  double min_seconds = 1.0;
+  int min_pairs = 15;
+  double max_seconds = 60.0;  // stops short of min_pairs
+};
+
+struct Timing {
+  int pairs = 0;
+  double us = 0.0;  // medians and percentiles of the kernel
+  double p10_us = 0.0;
+  double p90_us = 0.0;
+  double floor_us = 0.0;
+  double ratio = 0.0;             // median over the pairs of time ÷ floor
+  double ratio_of_medians = 0.0;  // us ÷ floor_us
+};
+
+// Copies of K and V that make a cold cache: enough to push each other out of the last-level cache, an odd number, so that floor and
+// kernel take turns on each.
+int cold_copies(std::int64_t kv_bytes);
+// The floors of every copy of the case, with the fastest variant.
+std::vector<ReadFloor> make_floors(const CaseData& data, int threads, double seconds);
+// Pairs of floor and kernel over the copies in turn.
+Timing time_pairs(CaseData& data, const Options& options, const std::vector<ReadFloor>& floors, const TimingOptions& timing);
+
+// Lines on stderr, none in the first two seconds and at most one every two seconds.
+class Progress {
+ public:
+  void note(const std::string& text);
+
+ private:
+  std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
+};
+
+}  // namespace leanattn::tools
