@@ -155,12 +155,29 @@ struct RowValues {
   Real lse = 0;
 };
 
+// Two forms of the same arithmetic. Plain: as the formulas stand. Folded: q is multiplied by all that q·k needs before the product, and
+// logits are in base 2, as kernels do it.
+enum class Form { kPlain, kFolded };
+
+template <class Real>
+Real logits_a_nat(Form form) {
+  return form == Form::kFolded ? static_cast<Real>(1.4426950408889634074) : Real{1};
+}
+
+// What q·k is multiplied by: the argument of tanh with a soft-cap, else the logit.
+template <class Real>
+Real product_factor(const Problem& p, Form form) {
+  const Real scale = p.scale != 0.0f ? Real{p.scale} : Real{1} / std::sqrt(static_cast<Real>(p.head_dim));
+  return p.softcap > 0.0f ? scale / Real{p.softcap} : scale * logits_a_nat<Real>(form);
+}
+
 // q·k becomes the logit; −inf where the row does not see the token. Returns the number of tokens seen.
 template <class Real>
-std::int64_t apply_logit_rules(const Problem& p, const Seq& seq, int query_token, int q_head, std::vector<Real>& scores) {
-  const Real scale = p.scale != 0.0f ? Real{p.scale} : Real{1} / std::sqrt(static_cast<Real>(p.head_dim));
-  const Real softcap = p.softcap;
-  const Real slope = p.alibi_slopes != nullptr ? p.alibi_slopes[q_head] : 0.0f;
+std::int64_t apply_logit_rules(const Problem& p, const Seq& seq, int query_token, int q_head, Form form, std::vector<Real>& scores) {
+  const Real unit = logits_a_nat<Real>(form);
+  const Real factor = form == Form::kFolded ? Real{1} : product_factor<Real>(p, form);
+  const Real softcap = Real{p.softcap} * unit;
+  const Real slope = p.alibi_slopes != nullptr ? Real{p.alibi_slopes[q_head]} * unit : Real{0};
   const std::int64_t position = std::int64_t{seq.kv_len} - seq.q_len + query_token;
   std::int64_t keys = 0;
   for (std::size_t j = 0; j < scores.size(); ++j) {
@@ -169,8 +186,8 @@ std::int64_t apply_logit_rules(const Problem& p, const Seq& seq, int query_token
       scores[j] = -std::numeric_limits<Real>::infinity();
       continue;
     }
-    Real s = scale * scores[j];
-    if (softcap > 0) s = softcap * std::tanh(s / softcap);
+    Real s = factor * scores[j];
+    if (softcap > 0) s = softcap * std::tanh(s);
     if (p.alibi_slopes != nullptr) s -= slope * static_cast<Real>(std::abs(position - t));
     scores[j] = s;
     ++keys;
@@ -180,18 +197,21 @@ std::int64_t apply_logit_rules(const Problem& p, const Seq& seq, int query_token
 
 // Logits become P, Σ P and LSE; o becomes 0.
 template <class Real>
-void apply_softmax(const Problem& p, int q_head, RowValues<Real>& row) {
+void apply_softmax(const Problem& p, int q_head, Form form, RowValues<Real>& row) {
   constexpr Real kNone = -std::numeric_limits<Real>::infinity();
-  const Real sink = p.sinks != nullptr ? Real{p.sinks[q_head]} : kNone;
+  const bool folded = form == Form::kFolded;
+  const Real sink = p.sinks != nullptr ? Real{p.sinks[q_head]} * logits_a_nat<Real>(form) : kNone;
   Real most = sink;
   for (Real s : row.p) most = s > most ? s : most;
-  row.sum = sink == kNone ? 0 : std::exp(sink - most);
+  const auto power = [&](Real s) { return s == kNone ? Real{0} : folded ? std::exp2(s - most) : std::exp(s - most); };
+  row.sum = power(sink);
   for (Real& s : row.p) {
-    s = s == kNone ? 0 : std::exp(s - most);
+    s = power(s);
     row.sum += s;
   }
-  row.lse = row.sum == 0 ? kNone : most + std::log(row.sum);
-  if (p.lse_base == LseBase::kTwo) row.lse *= static_cast<Real>(1.4426950408889634074);
+  row.lse = row.sum == 0 ? kNone : most + (folded ? std::log2(row.sum) : std::log(row.sum));
+  if (p.lse_base == LseBase::kTwo && !folded) row.lse *= static_cast<Real>(1.4426950408889634074);
+  if (p.lse_base == LseBase::kNatural && folded) row.lse *= static_cast<Real>(0.69314718055994530942);
   std::fill(row.o.begin(), row.o.end(), Real{0});
 }
 
@@ -214,7 +234,8 @@ class HeadRows {
     group_ = p_.q_heads / p_.kv_heads;
     tokens_ = std::max(seq_.kv_len - seq_.first_token, 0);
     tiles_ = (tokens_ + kTileTokens - 1) / kTileTokens;
-    orders_ = std::int64_t{tokens_} * seq_.q_len * p_.q_heads <= 65536 ? 8 : 2;
+    const std::int64_t work = std::int64_t{tokens_} * seq_.q_len * p_.q_heads;
+    orders_ = work <= 4096 ? 16 : work <= 65536 ? 8 : 2;
     single_.resize(std::size_t{kTileTokens} * std::max(d_, dv_));
     twice_.resize(single_.size());
   }
@@ -243,23 +264,27 @@ class HeadRows {
       for (int i = 0; i < d_; ++i) q[std::size_t{1} * r * d_ + i] = stored(p_.q.data, p_.q_dtype, start + i);
     }
     const std::vector<double> q_twice(q.begin(), q.end());
+    std::vector<float> q_folded(q);
+    for (float& x : q_folded) x *= product_factor<float>(p_, Form::kFolded);
     for (int tile = 0; tile < tiles_; ++tile) {
       load_keys(tile);
       const std::size_t at = static_cast<std::size_t>(tile) * kTileTokens;
       for (int r = 0; r < n; ++r) {
         add_products(&q_twice[std::size_t{1} * r * d_], twice_.data(), d_, kTileTokens, &right_[r].p[at]);
         for (int order = 0; order < orders_; ++order) {
-          add_products_from(order * d_ / orders_, &q[std::size_t{1} * r * d_], single_.data(), d_, kTileTokens, &naive(r, order).p[at]);
+          const float* row = (form_of(order) == Form::kFolded ? q_folded : q).data() + std::size_t{1} * r * d_;
+          add_products_from(order * d_ / orders_, row, single_.data(), d_, kTileTokens, &naive(r, order).p[at]);
         }
       }
     }
     std::vector<std::int64_t> keys(n);
     for (int r = 0; r < n; ++r) {
-      keys[r] = apply_logit_rules(p_, seq_, query_token(begin + r), q_head(begin + r), right_[r].p);
-      apply_softmax(p_, q_head(begin + r), right_[r]);
+      const int token = query_token(begin + r), head = q_head(begin + r);
+      keys[r] = apply_logit_rules(p_, seq_, token, head, Form::kPlain, right_[r].p);
+      apply_softmax(p_, head, Form::kPlain, right_[r]);
       for (int order = 0; order < orders_; ++order) {
-        apply_logit_rules(p_, seq_, query_token(begin + r), q_head(begin + r), naive(r, order).p);
-        apply_softmax(p_, q_head(begin + r), naive(r, order));
+        apply_logit_rules(p_, seq_, token, head, form_of(order), naive(r, order).p);
+        apply_softmax(p_, head, form_of(order), naive(r, order));
         for (float& p : naive(r, order).p) p = rounded_probability(p_.kv_dtype, p);
       }
     }
@@ -286,11 +311,9 @@ class HeadRows {
     if (keys == 0) return;
     for (int order = 0; order < orders_; ++order) {
       const RowValues<float>& row32 = naive(r, order);
-      const double lse = std::abs(row32.lse - right.lse);
-      if (lse > lse_error) lse_error = lse;
+      lse_error = std::max(lse_error, std::abs(row32.lse - right.lse));  // std::max passes a NaN over
       for (int i = 0; i < dv_; ++i) {
-        const double error = std::abs(double{row32.o[i] / row32.sum} - result_.o[at * dv_ + i]);
-        if (error > o_error) o_error = error;
+        o_error = std::max(o_error, std::abs(double{row32.o[i] / row32.sum} - result_.o[at * dv_ + i]));
       }
     }
   }
@@ -299,12 +322,11 @@ class HeadRows {
   void load_keys(int tile) {
     for (int t = 0; t < kTileTokens; ++t) {
       const int token = tile * kTileTokens + t;
-      if (token >= tokens_) {
-        for (int i = 0; i < d_; ++i) single_[std::size_t{1} * i * kTileTokens + t] = 0.0f;
-        continue;
+      const bool exists = token < tokens_;
+      const std::int64_t start = exists ? token_start(p_, p_.k, seq_.index, std::int64_t{seq_.first_token} + token, kv_head_) : 0;
+      for (int i = 0; i < d_; ++i) {
+        single_[std::size_t{1} * i * kTileTokens + t] = exists ? stored(p_.k.data, p_.kv_dtype, start + i) : 0.0f;
       }
-      const std::int64_t start = token_start(p_, p_.k, seq_.index, std::int64_t{seq_.first_token} + token, kv_head_);
-      for (int i = 0; i < d_; ++i) single_[std::size_t{1} * i * kTileTokens + t] = stored(p_.k.data, p_.kv_dtype, start + i);
     }
     for (std::size_t i = 0; i < std::size_t{1} * d_ * kTileTokens; ++i) twice_[i] = single_[i];
   }
@@ -327,25 +349,34 @@ class HeadRows {
 
   int query_token(std::int64_t row) const { return static_cast<int>(row / group_); }
   int q_head(std::int64_t row) const { return kv_head_ * group_ + static_cast<int>(row % group_); }
+  static Form form_of(int order) { return order % 2 == 0 ? Form::kPlain : Form::kFolded; }
   RowValues<float>& naive(int r, int order) { return naive_[std::size_t{1} * r * orders_ + order]; }
 
   const Problem& p_;
   Seq seq_;
   int kv_head_, d_, dv_, group_, tokens_, tiles_, orders_;
   Reference& result_;
-  std::vector<float> single_;   // a tile of K or V
-  std::vector<double> twice_;   // the same in float64
+  std::vector<float> single_;  // a tile of K or V
+  std::vector<double> twice_;  // the same in float64
   std::vector<RowValues<double>> right_;
   std::vector<RowValues<float>> naive_;  // [rows, orders]
 };
+
+void take(Worst& worst, double value, double right, double tolerance, int seq, int token, int q_head, int dim) {
+  const bool same = value == right || (std::isnan(value) && std::isnan(right));
+  double error = same ? 0.0 : std::abs(value - right);
+  if (std::isnan(error)) error = kInfinity;
+  const double ratio = error == 0.0 ? 0.0 : std::isinf(error) ? kInfinity : error / tolerance;
+  if (worst.seq < 0 || ratio > worst.ratio) worst = Worst{error, tolerance, ratio, seq, token, q_head, dim};
+}
 
 }  // namespace
 
 Reference compute_reference(const Problem& problem, const Sample& sample) {
   Reference result;
   const std::int64_t dims = problem.head_dim_v != 0 ? problem.head_dim_v : problem.head_dim;
-  std::int64_t tokens = std::int64_t{problem.batch} * problem.q_len;
-  if (problem.batch > 0 && problem.cu_seqlens_q != nullptr) tokens = problem.cu_seqlens_q[problem.batch];
+  const bool packed = problem.batch > 0 && problem.cu_seqlens_q != nullptr;
+  const std::int64_t tokens = packed ? problem.cu_seqlens_q[problem.batch] : std::int64_t{problem.batch} * problem.q_len;
   result.o.assign(tokens * problem.q_heads * dims, std::nan(""));
   result.lse.assign(tokens * problem.q_heads, std::nan(""));
   result.row.assign(tokens * problem.q_heads, Reference::kNotComputed);
@@ -389,18 +420,6 @@ Reference compute_reference(const Problem& problem, const Sample& sample) {
   if (failure) std::rethrow_exception(failure);
   return result;
 }
-
-namespace {
-
-void take(Worst& worst, double value, double right, double tolerance, int seq, int token, int q_head, int dim) {
-  const bool same = value == right || (std::isnan(value) && std::isnan(right));
-  double error = same ? 0.0 : std::abs(value - right);
-  if (std::isnan(error)) error = kInfinity;
-  const double ratio = error == 0.0 ? 0.0 : std::isinf(error) ? kInfinity : error / tolerance;
-  if (worst.seq < 0 || ratio > worst.ratio) worst = Worst{error, tolerance, ratio, seq, token, q_head, dim};
-}
-
-}  // namespace
 
 Comparison compare(const Problem& problem, const Reference& reference) {
   Comparison result;

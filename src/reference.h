@@ -18,8 +18,9 @@ struct Sample {
 // The right values, and how far off the naive computation is: float32 throughout, as a careful programmer would first write it. A dot
 // product is summed in order, the softmax takes the row's maximum off first, P·V is summed in token order and divided by Σ P at the end.
 // With 16-bit inputs P is rounded to their type before P·V, as the tensor cores of fused kernels ask for; Σ P is taken before that.
-// A short row can come out exact by luck, so the naive computation runs in several orders (starting at another dimension and token;
-// 8 orders for short work, 2 for long) and its worst error counts.
+// A short row can come out exact by luck, so the naive computation runs in several orders (each starts at another dimension and token;
+// every other one multiplies q by the scale before q·k and takes logits in base 2, as kernels do): 16 for short work, 2 for long. The worst
+// error counts.
 struct Reference {
   enum Row : std::uint8_t { kNotComputed = 0, kWithKeys = 1, kWithoutKeys = 2 };
   std::vector<double> o;              // [total_q, q_heads, head_dim_v]; NaN where not computed
