@@ -49,19 +49,18 @@ int least_exponent(DType dtype) { return dtype == DType::kFloat16 ? -14 : -126; 
 
 // Distance of two neighbours of the type at a value; that of the subnormals near 0.
 double ulp(DType dtype, double value) {
-  const int exponent = value == 0.0 || !std::isfinite(value) ? least_exponent(dtype) : std::max(std::ilogb(value), least_exponent(dtype));
-  return std::ldexp(1.0, exponent - fraction_bits(dtype));
+  const int exponent = value == 0.0 || !std::isfinite(value) ? -1000 : std::ilogb(value);
+  return std::ldexp(1.0, std::max(exponent, least_exponent(dtype)) - fraction_bits(dtype));
 }
 
 // A probability, 0 … 1, rounded to the type, to nearest even.
 float rounded_probability(DType dtype, float p) {
   if (dtype == DType::kFloat32 || !(p > 0.0f)) return p;
   if (dtype == DType::kFloat16 && p < 0x1p-14f) return (p + 0x1p-1f) - 0x1p-1f;
+  const int dropped = 23 - fraction_bits(dtype);
   std::uint32_t bits;
   std::memcpy(&bits, &p, 4);
-  const int dropped = 23 - fraction_bits(dtype);
-  bits += (1u << (dropped - 1)) - 1 + (bits >> dropped & 1);
-  bits &= ~((1u << dropped) - 1);
+  bits = (bits + (1u << (dropped - 1)) - 1 + (bits >> dropped & 1)) & ~((1u << dropped) - 1);
   std::memcpy(&p, &bits, 4);
   return p;
 }
@@ -77,10 +76,7 @@ struct Seq {
 };
 
 Seq seq_of(const Problem& p, int index) {
-  Seq seq;
-  seq.index = index;
-  seq.q_first = std::int64_t{index} * p.q_len;
-  seq.q_len = p.q_len;
+  Seq seq{.index = index, .q_first = std::int64_t{index} * p.q_len, .q_len = p.q_len};
   if (p.cu_seqlens_q != nullptr) {
     seq.q_first = p.cu_seqlens_q[index];
     seq.q_len = p.cu_seqlens_q[index + 1] - p.cu_seqlens_q[index];
@@ -243,7 +239,7 @@ class HeadRows {
   void compute() {
     constexpr std::int64_t kMostScores = std::int64_t{1} << 22;  // held at a time, to bound memory
     const std::int64_t rows = std::int64_t{seq_.q_len} * group_;
-    const std::int64_t block = std::clamp<std::int64_t>(kMostScores / std::max(tokens_ * orders_, 1), 1, std::max<std::int64_t>(rows, 1));
+    const std::int64_t block = std::max<std::int64_t>(kMostScores / std::max<std::int64_t>(std::int64_t{tokens_} * orders_, 1), 1);
     for (std::int64_t begin = 0; begin < rows; begin += block) compute_rows(begin, std::min(begin + block, rows));
   }
 
@@ -384,10 +380,14 @@ Reference compute_reference(const Problem& problem, const Sample& sample) {
   result.naive_lse_error.assign(problem.batch, 0.0);
   const int heads = sample.kv_heads_per_seq > 0 ? std::min(sample.kv_heads_per_seq, problem.kv_heads) : problem.kv_heads;
   // Longest seqs first, so that the threads end together.
-  std::vector<Seq> seqs;
-  for (int seq = 0; seq < problem.batch; ++seq) seqs.push_back(seq_of(problem, seq));
+  std::vector<Seq> seqs(problem.batch);
+  for (int seq = 0; seq < problem.batch; ++seq) seqs[seq] = seq_of(problem, seq);
   std::stable_sort(seqs.begin(), seqs.end(), [](const Seq& a, const Seq& b) { return a.kv_len > b.kv_len; });
-  for (const Seq& seq : seqs) result.rows += std::int64_t{seq.q_len} * (problem.q_heads / problem.kv_heads) * heads;
+  double cost = 0;
+  for (const Seq& seq : seqs) {
+    result.rows += std::int64_t{seq.q_len} * (problem.q_heads / problem.kv_heads) * heads;
+    cost += static_cast<double>(seq.kv_len) * seq.q_len * problem.q_heads;
+  }
 
   const std::int64_t items = std::int64_t{problem.batch} * heads;
   std::atomic<std::int64_t> next{0};
@@ -409,12 +409,10 @@ Reference compute_reference(const Problem& problem, const Sample& sample) {
       failure = std::current_exception();
     }
   };
-  double cost = 0;
-  for (const Seq& seq : seqs) cost += static_cast<double>(seq.kv_len) * seq.q_len * problem.q_heads;
   std::int64_t threads = sample.threads > 0 ? sample.threads : std::max(1u, std::thread::hardware_concurrency());
-  if (cost < 4096) threads = 1;  // starting a thread would take longer
+  threads = cost < 4096 ? 1 : std::min(threads, items);  // for less, starting a thread takes longer
   std::vector<std::thread> others;
-  for (std::int64_t i = 1; i < std::min(threads, items); ++i) others.emplace_back(work);
+  while (static_cast<std::int64_t>(others.size()) + 1 < threads) others.emplace_back(work);
   work();
   for (std::thread& thread : others) thread.join();
   if (failure) std::rethrow_exception(failure);

@@ -150,6 +150,14 @@ TEST(Reference, TreeMaskOfPackedQueries) {
   EXPECT_EQ(seen(r, 2), (Tokens{0, 1, 2, 4}));
 }
 
+TEST(Reference, TreeMaskOfTwoWords) {
+  Small s({72}, 70, 1, 1, 128);
+  std::vector<std::uint64_t> tree(70 * 2, ~0ull);
+  tree[138] = 1ull << 63 | 1, tree[139] = 1ull << 5;  // tokens 0, 63 and 69 of the last 70
+  s.p.tree_mask = tree.data();
+  EXPECT_EQ(seen(compute_reference(s.p), 69, 128), (Tokens{0, 1, 2, 65, 71}));
+}
+
 TEST(Reference, FewerKeysThanQueries) {
   Small s({2}, 4);  // positions −2 to 1
   s.copy_from(compute_reference(s.p));
