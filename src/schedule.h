@@ -15,14 +15,14 @@ struct PlanSegment {
   long long stretch = 0;
   int worker = 0;
   Segment segment;
-  int kv_head_begin = 0;      // KV heads that it reads, one past the last
+  int kv_head_begin = 0;  // KV heads that it reads, one past the last
   int kv_head_end = 0;
   int row_block = 0;
-  int token_begin = 0;        // context tokens that it reads, one past the last; equal for an empty seq
+  int token_begin = 0;  // context tokens that it reads, one past the last; equal for an empty seq
   int token_end = 0;
   long long start_tiles = 0;  // when its worker starts and ends it
   long long end_tiles = 0;
-  int merge = -1;             // index into Plan::merges; −1: the whole output, nothing to merge
+  int merge = -1;  // index into Plan::merges; −1: the whole output, nothing to merge
 };
 
 // The segments of a cut output, in tile order: at least two.
@@ -36,11 +36,11 @@ struct Plan {
   Cut cut;
   int workers = 0;
   long long outputs = 0;
-  std::vector<PlanSegment> segments;   // in stretch order, then tile order
-  std::vector<PlanMerge> merges;       // in line order
-  std::vector<long long> busy_tiles;   // [workers]
-  long long makespan_tiles = 0;        // when the last worker ends
-  double busy_share = 0.0;             // Σ busy_tiles / (workers·makespan_tiles); 0 when there is nothing to do
+  std::vector<PlanSegment> segments;  // in stretch order, then tile order
+  std::vector<PlanMerge> merges;      // in line order
+  std::vector<long long> busy_tiles;  // [workers]
+  long long makespan_tiles = 0;       // when the last worker ends
+  double busy_share = 0.0;            // Σ busy_tiles / (workers·makespan_tiles); 0 when there is nothing to do
 };
 
 // The plan of a line on workers ≥ 1 that start together. Lean stretch w goes to worker w where there are enough workers. Else stretches

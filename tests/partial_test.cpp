@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // The laws of the merge: identity and commutativity bit for bit, associativity and any bracketing within a proved bound.
 //
-// The bound. u = 2^−24. Piece i enters the result as e^−D_i·v_i, D_i = M − m_i, through at most k merges. In each its weight is multiplied by
-// e^d, where d is the difference of two floats rounded once: an error of |d|·u in the exponent, so |d|·u relative; the |d| of all merges
-// sum to D_i, for the maximum only grows along the way. expf adds at most 2u (1 ulp), the product u, the sum u (of a partial sum that is at
-// most the sum of the magnitudes). So to first order
+// The bound. u = 2^−24. Piece i enters the result as e^−D_i·v_i, D_i = M − m_i, through at most k merges. In each its weight is
+// multiplied by e^d, where d is the difference of two floats rounded once: an error of |d|·u in the exponent, so |d|·u relative; the |d|
+// of all merges sum to D_i, for the maximum only grows along the way. expf adds at most 2u (1 ulp), the product u, the sum u (of a
+// partial sum that is at most the sum of the magnitudes). So to first order
 //     |computed − exact| ≤ u·Σ e^−D_i·(D_i + 4k)·|v_i|,   and the 1 + 2^−10 below covers higher orders.
-// Where e^d or a product is subnormal the relative bounds give way to absolute ones of at most 2^−149 a rounding: 2^−147·(Σ|v_i| + k) covers
-// them. Two bracketings differ by at most twice that. ℓ is bounded the same way with v_i = ℓ_i.
+// Where e^d or a product is subnormal the relative bounds give way to absolute ones of at most 2^−149 a rounding: 2^−147·(Σ|v_i| + k)
+// covers them. Two bracketings differ by at most twice that. ℓ is bounded the same way with v_i = ℓ_i.
 #include "partial.h"
 
 #include <gtest/gtest.h>

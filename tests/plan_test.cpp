@@ -55,7 +55,8 @@ TEST(Plan, FigureOneByHand) {
     double busy_share;
     std::vector<int> busy;
     std::size_t merges;
-  } expected[] = {{"lean", 4, 1.0, {4, 4, 4, 4, 4}, 2}, {"flashdecoding:2", 5, 0.8, {5, 5, 5, 5, 0}, 2}, {"fa2", 10, 0.4, {10, 10, 0, 0, 0}, 0}};
+  } expected[] = {
+      {"lean", 4, 1.0, {4, 4, 4, 4, 4}, 2}, {"flashdecoding:2", 5, 0.8, {5, 5, 5, 5, 0}, 2}, {"fa2", 10, 0.4, {10, 10, 0, 0, 0}, 0}};
   for (const auto& row : expected) {
     const Json& policy = policy_of(json, row.name);
     EXPECT_EQ(policy.at("makespan_tiles"), row.makespan);
@@ -270,7 +271,9 @@ TEST(Plan, RejectsWithNamesAndNumbers) {
   EXPECT_EQ(sentence([](PlanRequest& r) { r.q_len = -1; }), "q_len -1: 0 … 1073741823");
   EXPECT_EQ(sentence([](PlanRequest& r) { r.window_left = -2; }), "window_left -2: at least -1");
   EXPECT_EQ(sentence([](PlanRequest& r) { r.policies = {{Policy::kFlashDecoding, -1}}; }), "splits -1: at least 0");
-  EXPECT_EQ(sentence([](PlanRequest& r) { r.policies = {{Policy::kFlashDecoding, 2'000'000}}; }),
+  EXPECT_EQ(sentence([](PlanRequest& r) {
+              r.policies = {{Policy::kFlashDecoding, 2'000'000}};
+            }),
             "flashdecoding:2000000: 4000000 stretches; a plan shows at most 2000000");
 }
 

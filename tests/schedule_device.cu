@@ -12,11 +12,11 @@ struct DeviceSegment {
   long long merge_first;  // of the output's merge list
   long long merge_last;
   Segment segment;
-  Segment again;          // segment_of the same stretch: the same as segment
+  Segment again;  // segment_of the same stretch: the same as segment
   int token_begin;
   int token_end;
-  TreeNode node;          // first node of the row of the segment's chunks (or tiles without chunks)
-  int row_nodes;          // max_row_nodes of them
+  TreeNode node;  // first node of the row of the segment's chunks (or tiles without chunks)
+  int row_nodes;  // max_row_nodes of them
 };
 
 // Stretch s of the line by thread s (grid-stride). counts[s] becomes the number of its segments; the first max_segments of them go to

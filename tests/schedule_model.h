@@ -32,8 +32,8 @@ class Random {
 
 // A line that owns its arrays.
 struct OwnedLine {
-  std::vector<int> lens;   // kv_lens, or cu_seqlens_kv when ragged
-  std::vector<int> cu_q;   // empty: q_len
+  std::vector<int> lens;  // kv_lens, or cu_seqlens_kv when ragged
+  std::vector<int> cu_q;  // empty: q_len
   bool ragged = false;
   Line line;
 
@@ -115,9 +115,9 @@ struct ModelSegment {
 // The line unit by unit. borders[u] of an output: the tile at which a cut in front of its unit u falls.
 struct Model {
   std::vector<ModelOutput> outputs;
-  std::vector<std::vector<int>> borders;           // [outputs][units + 1]
-  std::vector<int> stretch_begins;                 // [stretches + 1]
-  std::vector<int> stretch_costs;                  // [stretches] cost units
+  std::vector<std::vector<int>> borders;            // [outputs][units + 1]
+  std::vector<int> stretch_begins;                  // [stretches + 1]
+  std::vector<int> stretch_costs;                   // [stretches] cost units
   std::vector<std::vector<ModelSegment>> segments;  // [stretches]
   int units = 0;
 };

@@ -166,8 +166,8 @@ TEST(ScheduleTree, LinesOfAnyBatchGiveTheBracketsOfTheirSeqs) {
         ASSERT_EQ(segment.tile_begin % line.chunk_tiles, 0);
         ASSERT_TRUE(segment.tile_end % line.chunk_tiles == 0 || segment.tile_end == segment.tiles);
         if (segment.tile_begin == 0) row = {};
-        const Row<Hash> part = stream<Hash>(segment.tile_begin / line.chunk_tiles,
-                                            (segment.tile_end + line.chunk_tiles - 1) / line.chunk_tiles);
+        const Row<Hash> part =
+            stream<Hash>(segment.tile_begin / line.chunk_tiles, (segment.tile_end + line.chunk_tiles - 1) / line.chunk_tiles);
         for (std::size_t k = 0; k < part.nodes.size(); ++k) row.push(part.nodes[k], part.brackets[k]);
         if (segment.tile_end != segment.tiles) continue;
         ASSERT_TRUE(row.finish() == canonical<Hash>((segment.tiles + line.chunk_tiles - 1) / line.chunk_tiles)) << describe(owned);

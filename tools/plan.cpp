@@ -14,7 +14,7 @@ namespace {
 
 constexpr int kDefaultChunkTiles = 16;
 constexpr int kBarColumns = 72;
-constexpr int kMostRows = 64;               // workers that the text shows of each policy
+constexpr int kMostRows = 64;  // workers that the text shows of each policy
 constexpr long long kMostSegments = 2'000'000;
 
 void require(bool good, const std::string& sentence) {
@@ -139,7 +139,8 @@ std::string plan_title(const PlanRequest& request) {
   std::string title = fmt::format("{} seq{}", with_commas(seqs), seqs == 1 ? "" : "s");
   if (seqs > 0) {
     const auto [least, most] = std::minmax_element(request.kv_lens.begin(), request.kv_lens.end());
-    title += *least == *most ? fmt::format(" of {}", with_commas(*most)) : fmt::format(" of {} to {}", with_commas(*least), with_commas(*most));
+    title +=
+        *least == *most ? fmt::format(" of {}", with_commas(*most)) : fmt::format(" of {} to {}", with_commas(*least), with_commas(*most));
     title += *most == 1 ? " token" : " tokens";
   }
   title += fmt::format(", {}/{} heads", request.q_heads, request.kv_heads);
@@ -167,9 +168,10 @@ std::string plan_text(const PlanRequest& request) {
   const std::vector<PlannedPolicy> plans = make_plans(request);
   const Letters letters(request_line(request));
   std::string text = plan_title(request) + "\n";
-  text += fmt::format("time in tiles of {} tokens; letter = {}, capital = cut, . = idle\n\n",
-                      with_commas(request.tile_tokens), letters.by_output ? "output" : "seq");
-  text += fmt::format("{:<20} {:>10} {:>10} {:>10} {:>10} {:>12} {:>8}\n", "policy", "outputs", "cut", "stretches", "segments", "time", "busy");
+  text += fmt::format("time in tiles of {} tokens; letter = {}, capital = cut, . = idle\n\n", with_commas(request.tile_tokens),
+                      letters.by_output ? "output" : "seq");
+  text +=
+      fmt::format("{:<20} {:>10} {:>10} {:>10} {:>10} {:>12} {:>8}\n", "policy", "outputs", "cut", "stretches", "segments", "time", "busy");
   long long span = 1;
   for (const PlannedPolicy& planned : plans) {
     const Plan& plan = planned.plan;

@@ -14,9 +14,9 @@ namespace leanattn {
 namespace {
 
 constexpr double kWidth = 960.0;
-constexpr double kLeft = 78.0;          // where time 0 is
-constexpr double kRight = 836.0;        // where the longest time ends
-constexpr double kMergeWidth = 100.0;   // room for the brackets behind a panel's end
+constexpr double kLeft = 78.0;            // where time 0 is
+constexpr double kRight = 836.0;          // where the longest time ends
+constexpr double kMergeWidth = 100.0;     // room for the brackets behind a panel's end
 constexpr std::size_t kMostTitles = 700;  // segments with a tooltip; more are drawn as one path a colour
 constexpr int kMostLegend = 32;
 
@@ -85,8 +85,9 @@ std::string short_tokens(int tokens) {
 
 std::string segment_title(const PlanSegment& segment, const Plan& plan) {
   std::string text = fmt::format("worker {}: seq {}", segment.worker, segment.segment.seq);
-  text += segment.kv_head_end - segment.kv_head_begin == 1 ? fmt::format(", KV head {}", segment.kv_head_begin)
-                                                           : fmt::format(", KV heads {} to {}", segment.kv_head_begin, segment.kv_head_end - 1);
+  text += segment.kv_head_end - segment.kv_head_begin == 1
+              ? fmt::format(", KV head {}", segment.kv_head_begin)
+              : fmt::format(", KV heads {} to {}", segment.kv_head_begin, segment.kv_head_end - 1);
   text += fmt::format(", tokens {} to {} (tiles {} to {} of {})", with_commas(segment.token_begin), with_commas(segment.token_end),
                       segment.segment.tile_begin, segment.segment.tile_end, segment.segment.tiles);
   if (segment.merge >= 0) text += fmt::format(", one of {} partials", plan.merges[segment.merge].segments.size());
@@ -131,13 +132,15 @@ class Drawing {
   double x_of(double tiles) const { return kLeft + tiles / span_ * (kRight - kLeft); }
 
   std::string head(double height) const {
-    std::string svg = fmt::format(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {0} {1}\" width=\"{0}\" height=\"{1}\" role=\"img\">\n", number(kWidth), number(height));
+    std::string svg =
+        fmt::format("<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {0} {1}\" width=\"{0}\" height=\"{1}\" role=\"img\">\n",
+                    number(kWidth), number(height));
     svg += "<title>Schedule: " + plan_title(request_) + "</title>\n";
     svg +=
         "<style>text{font-family:system-ui,-apple-system,'Segoe UI',Helvetica,Arial,sans-serif;fill:#1f2328}"
         ".t{font-size:16px;font-weight:600}.p{font-size:14px}.b{font-weight:600}.s{font-size:11px;fill:#59636e}"
-        ".r{font-size:11px;fill:#59636e;text-anchor:end}.m{font-size:11px;fill:#59636e;text-anchor:middle}.d{font-size:10.5px;text-anchor:middle}"
+        ".r{font-size:11px;fill:#59636e;text-anchor:end}.m{font-size:11px;fill:#59636e;text-anchor:middle}.d{font-size:10.5px;text-anchor:"
+        "middle}"
         ".f{stroke:#fff;stroke-width:.8}.c{fill:none;stroke:#1f2328;stroke-width:1.6}</style>\n";
     svg += fmt::format("<rect width=\"{}\" height=\"{}\" rx=\"8\" fill=\"#fff\"/>\n", number(kWidth), number(height));
     return svg + text_element(20.0, 32.0, "t", plan_title(request_));
@@ -147,10 +150,10 @@ class Drawing {
 
   void draw_panel(const Panel& panel) {
     const PlannedPolicy& planned = *panel.planned;
-    body_ += fmt::format("<g id=\"policy-{}\"{}>\n", &planned - plans_.data(),
-                         panel.row_height < 8.0 ? " shape-rendering=\"crispEdges\"" : "");
-    body_ += fmt::format("<text x=\"20\" y=\"{}\" class=\"p\"><tspan class=\"b\">{}</tspan><tspan dx=\"8\">{}</tspan></text>\n", number(panel.top - 10.0), planned.name,
-                         plan_busy(planned, plans_.front()));
+    body_ +=
+        fmt::format("<g id=\"policy-{}\"{}>\n", &planned - plans_.data(), panel.row_height < 8.0 ? " shape-rendering=\"crispEdges\"" : "");
+    body_ += fmt::format("<text x=\"20\" y=\"{}\" class=\"p\"><tspan class=\"b\">{}</tspan><tspan dx=\"8\">{}</tspan></text>\n",
+                         number(panel.top - 10.0), planned.name, plan_busy(planned, plans_.front()));
     draw_rows(panel);
     draw_segments(panel);
     draw_merges(panel);
@@ -251,11 +254,13 @@ class Drawing {
       const double x = x_of(static_cast<double>(plan.makespan_tiles)) + 14.0 + lane_of[i] * pitch;
       const double stub = std::min(pitch * 0.66, 6.0);
       std::string path = fmt::format("M{} {}V{}", number(x), number(panel.row_middle(rows.front())), number(panel.row_middle(rows.back())));
-      for (const int row : pitch < 2.0 ? std::vector<int>{} : rows) path += fmt::format("M{} {}h-{}", number(x), number(panel.row_middle(row)), number(stub));
+      for (const int row : pitch < 2.0 ? std::vector<int>{} : rows)
+        path += fmt::format("M{} {}h-{}", number(x), number(panel.row_middle(row)), number(stub));
       const PlanMerge& merge = plan.merges[i];
       body_ += fmt::format("<path d=\"{}\" fill=\"none\" stroke=\"{}\" stroke-width=\"{}\">", path, palette_.line_color(merge.seq).hex(),
                            number(stroke));
-      if (with_titles_) body_ += fmt::format("<title>seq {}, output {}: {} partials merge</title>", merge.seq, merge.output, merge.segments.size());
+      if (with_titles_)
+        body_ += fmt::format("<title>seq {}, output {}: {} partials merge</title>", merge.seq, merge.output, merge.segments.size());
       body_ += "</path>\n";
     }
   }
@@ -296,8 +301,8 @@ class Drawing {
       const int shown = std::min(palette_.shades, kSwatches);
       for (int i = 0; i < shown; ++i) {
         const int shade = shown == 1 ? 0 : i * (palette_.shades - 1) / (shown - 1);
-        body_ += fmt::format("<rect x=\"{}\" y=\"{}\" width=\"{}\" height=\"11\" fill=\"{}\"/>\n", number(at + i * 28.0 / shown), number(y - 9.5),
-                             number(28.0 / shown), palette_.output_color(seq, shade).hex());
+        body_ += fmt::format("<rect x=\"{}\" y=\"{}\" width=\"{}\" height=\"11\" fill=\"{}\"/>\n", number(at + i * 28.0 / shown),
+                             number(y - 9.5), number(28.0 / shown), palette_.output_color(seq, shade).hex());
       }
       body_ += text_element(at + 34.0, y, "s", words);
     }
@@ -311,7 +316,8 @@ class Drawing {
     body_ += fmt::format("<path d=\"M{} {}v11\" class=\"c\"/>\n", number(cut + 14.0), number(y - 9.5));
     body_ += text_element(cut + 24.0, y, "s", "cut: the output goes on in another row");
     const double bracket = item(320.0);
-    body_ += fmt::format("<path d=\"M{0} {1}h6v10h-6\" fill=\"none\" stroke=\"#59636e\" stroke-width=\"1.6\"/>\n", number(bracket), number(y - 9.0));
+    body_ += fmt::format("<path d=\"M{0} {1}h6v10h-6\" fill=\"none\" stroke=\"#59636e\" stroke-width=\"1.6\"/>\n", number(bracket),
+                         number(y - 9.0));
     body_ += text_element(bracket + 14.0, y, "s", "bracket: these rows' partials merge into one output");
     if (palette_.shades > 1) body_ += text_element(item(180.0), y, "s", "shade: head");
     return y + 20.0;

@@ -43,19 +43,19 @@ struct Line {
   const int* cu_seqlens_q = nullptr;   // [num_seqs + 1]; null: q_len of every seq
   int q_len = 1;                       // new tokens of a seq when cu_seqlens_q is null
   int kv_heads = 1;
-  int group = 1;                       // q_heads / kv_heads
-  int rows_per_block = 0;              // packed rows (q_len·group of a KV head) a row block holds; 0: all of them
+  int group = 1;           // q_heads / kv_heads
+  int rows_per_block = 0;  // packed rows (q_len·group of a KV head) a row block holds; 0: all of them
   HeadOrder head_order = HeadOrder::kAlong;
-  int window_left = -1;                // left window in tokens; −1: none
-  int tile_tokens = 1;                 // context tokens a tile
-  int chunk_tiles = 0;                 // tiles a chunk; 0: cuts may fall on any tile
-  int fragment_cost_tiles = 0;         // lean: cost of an output beyond its tiles
+  int window_left = -1;         // left window in tokens; −1: none
+  int tile_tokens = 1;          // context tokens a tile
+  int chunk_tiles = 0;          // tiles a chunk; 0: cuts may fall on any tile
+  int fragment_cost_tiles = 0;  // lean: cost of an output beyond its tiles
   Policy policy = Policy::kLean;
-  int splits = 1;                      // flashdecoding: ≥ 1
-  int workers = 1;                     // lean: the most stretches
-  int min_stretch_units = 1;           // lean: fewer workers rather than shorter stretches
-  int max_output_stretches = 0;        // lean: a stretch is at least this part of the longest output, which then meets at most one
-                                       // stretch more than this; 0: no limit
+  int splits = 1;                        // flashdecoding: ≥ 1
+  int workers = 1;                       // lean: the most stretches
+  int min_stretch_units = 1;             // lean: fewer workers rather than shorter stretches
+  int max_output_stretches = 0;          // lean: a stretch is at least this part of the longest output, which then meets at most one
+                                         // stretch more than this; 0: no limit
   const long long* seq_units = nullptr;  // [num_seqs + 1] first unit of each seq (seq_unit_prefix); null: the functions scan instead
 };
 
@@ -66,17 +66,17 @@ struct Cut {
 
 struct Segment {
   int seq = 0;
-  int output = 0;       // of the seq's outputs: kv_head·row_blocks + row_block along, row_block beside
-  int tiles = 0;        // of the whole output
-  int tile_begin = 0;   // counted from the output's first tile
+  int output = 0;      // of the seq's outputs: kv_head·row_blocks + row_block along, row_block beside
+  int tiles = 0;       // of the whole output
+  int tile_begin = 0;  // counted from the output's first tile
   int tile_end = 0;
 };
 
 // Where a worker is on its stretch.
 struct Cursor {
-  long long unit = 0;       // next unit to cover
-  long long end_unit = 0;   // end of the stretch
-  long long seq_unit = 0;   // first unit of seq
+  long long unit = 0;      // next unit to cover
+  long long end_unit = 0;  // end of the stretch
+  long long seq_unit = 0;  // first unit of seq
   int seq = 0;
 };
 
