@@ -163,7 +163,8 @@ def summary(records):
 
     rows = [
         [r["case"], r["threads"], f"{r['kv_bytes'] / 1e6:.1f}", f"{r['floor_us']:.0f}", f"{r['us']:.0f}",
-         f"{r['p10_us']:.0f}–{r['p90_us']:.0f}", f"{r['ratio']:.2f}", f"{r['gb_per_s']:.1f}", f"{r['torch_us']:.0f}", f"{r['torch_packed_us']:.0f}"]
+         f"{r['p10_us']:.0f}–{r['p90_us']:.0f}", f"{r['ratio']:.2f}", f"{r['gb_per_s']:.1f}",
+         f"{r['torch_us']:.0f}", f"{r['torch_packed_us']:.0f}"]
         for r in plain if r["threads"] == thread_counts[-1]
     ]
     header = ["case", "threads", "KV MB", "floor µs", "µs", "p10–p90", "÷ floor", "GB/s", "SDPA µs", "packed µs"]

@@ -63,7 +63,8 @@ only_in 'SIMD' '#[ ]*include[ ]*[<"]([a-z0-9]*intrin\.h|arm_(neon|sve)\.h|hwy/)|
 only_in 'an environment variable' '[^_[:alnum:]]getenv[ ]*\(' 'src/attention\.cpp|tests/'
 only_in 'torch' '#[ ]*include[ ]*[<"](torch|ATen|c10)/' 'python/'
 only_in 'NCCL' '#[ ]*include[ ]*[<"]nccl' 'src/dist/'
-only_in 'output or exit' '(^|[^_[:alnum:]])(printf|puts|abort|exit|std::(cout|cerr))[ ]*(\(|<<)' 'tools/|tests/|examples/|bench/|python/|include/leanattn/leanattn\.h'
+places='tools/|tests/|examples/|bench/|python/|include/leanattn/leanattn\.h'
+only_in 'output or exit' '(^|[^_[:alnum:]])(printf|puts|abort|exit|std::(cout|cerr))[ ]*(\(|<<)' "$places"
 
 # --- Each file.
 for file in "${code[@]}" "${scripts[@]}"; do

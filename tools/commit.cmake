@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Writes HEADER with the git description of SOURCE_DIR, "unknown" where there is none; leaves it alone when nothing changed.
+cmake_minimum_required(VERSION 3.25)
 set(commit "")
 find_package(Git QUIET)
 if(Git_FOUND AND EXISTS ${SOURCE_DIR}/.git)
