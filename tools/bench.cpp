@@ -90,19 +90,20 @@ int run_bench(const CaseChoice& choice, const RunSettings& settings, const Bench
   bool all_right = true;
   for (std::size_t i = 0; i < cases.size(); ++i) {
     const Case& c = cases[i];
-    progress.note(fmt::format("case {} of {}: {}", i + 1, cases.size(), to_string(c)));
+    const std::string label = fmt::format("case {} of {}: {}", i + 1, cases.size(), to_string(c));
+    progress.note(label);
     const Options options = run_options(c, settings);
     if (!workload || !workload->serves(c)) {
       workload.reset();  // its memory first
       workload = std::make_unique<Workload>(c, bench.small_pages);
     }
     CaseData& data = workload->data();
-    progress.note("checking");
+    progress.note(label + ", checking");
     const Accuracy accuracy = check_once(data, options, workload->reference());
     all_right = all_right && accuracy.ok;
-    progress.note("finding the fastest reading");
+    progress.note(label + ", finding the fastest reading");
     const std::vector<ReadFloor>& floors = workload->floors(thread_count(options));
-    progress.note("measuring");
+    progress.note(label + ", measuring");
     const Timing timing = time_pairs(data, options, floors, bench.timing);
     if (!settings.json) {
       print_row(c, options, timing, accuracy, data.kv_bytes());

@@ -45,6 +45,10 @@ class CaseData {
   // Bytes of a copy of K and V, poison and gaps included.
   std::int64_t copy_bytes() const { return copy_bytes_; }
 
+  // All memory of a copy, poison and gaps included; V's is empty when interleaved, it lies in K's.
+  std::span<const std::byte> k_memory(int copy = 0) const { return memory(copies_.at(static_cast<std::size_t>(copy)).k); }
+  std::span<const std::byte> v_memory(int copy = 0) const { return memory(copies_.at(static_cast<std::size_t>(copy)).v); }
+
   // O as [total_q, q_heads, head_dim_v] and LSE as [total_q, q_heads]; row = query token·q_heads + q_head.
   std::int64_t rows() const { return case_.total_q() * case_.q_heads; }
   float o_at(std::int64_t row, std::int32_t column) const;
@@ -70,6 +74,7 @@ class CaseData {
     Buffer v;  // empty when interleaved: V lies in k
   };
 
+  static std::span<const std::byte> memory(const Buffer& buffer) { return {buffer.data(), buffer.bytes()}; }
   void check_size(int copies) const;
   void lay_out_lengths();
   void lay_out_q();

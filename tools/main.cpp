@@ -32,6 +32,10 @@ int run(int argc, char** argv) {
     app.parse(argc, argv);
   } catch (const CLI::Success& done) {  // --help, --version
     return app.exit(done);
+  } catch (const CLI::RequiredError& error) {
+    const std::vector<std::string> words = app.remaining();
+    if (!app.get_subcommands().empty() || words.empty()) return complain(error.what(), kExitUsage);
+    return complain(fmt::format("command \"{}\": expected info, check, bench, plan or demo", words.front()).c_str(), kExitUsage);
   } catch (const CLI::ParseError& error) {
     return complain(error.what(), kExitUsage);
   }

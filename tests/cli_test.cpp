@@ -1,0 +1,215 @@
+// SPDX-License-Identifier: Apache-2.0
+// The command line as a user meets it: exit codes, words on stderr, JSON that parses.
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+
+#include <array>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <string>
+
+namespace {
+
+struct Outcome {
+  int exit_code = -1;
+  std::string out;
+  std::string err;
+};
+
+class Cli : public testing::Test {
+ protected:
+  void SetUp() override {
+    const std::string pattern = (std::filesystem::temp_directory_path() / "leanattn_cli_XXXXXX").string();
+    std::vector<char> name(pattern.c_str(), pattern.c_str() + pattern.size() + 1);
+    ASSERT_NE(mkdtemp(name.data()), nullptr);
+    folder_ = name.data();
+  }
+  void TearDown() override { std::filesystem::remove_all(folder_); }
+
+  std::string file(const std::string& name, const std::string& content) const {
+    const std::string path = folder_ + "/" + name;
+    std::ofstream(path) << content;
+    return path;
+  }
+  std::string path(const std::string& name) const { return folder_ + "/" + name; }
+
+  Outcome run(const std::string& arguments) const {
+    const std::string err = folder_ + "/stderr";
+    FILE* pipe = popen(("cd " + folder_ + " && " LEANATTN_CLI " " + arguments + " 2>" + err).c_str(), "r");
+    Outcome outcome;
+    std::array<char, 4096> piece;
+    for (std::size_t n; (n = fread(piece.data(), 1, piece.size(), pipe)) > 0;) outcome.out.append(piece.data(), n);
+    const int status = pclose(pipe);
+    outcome.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+    std::ostringstream text;
+    text << std::ifstream(err).rdbuf();
+    outcome.err = text.str();
+    return outcome;
+  }
+
+  static std::vector<nlohmann::json> lines(const std::string& text) {
+    std::vector<nlohmann::json> all;
+    std::istringstream in(text);
+    for (std::string line; std::getline(in, line);) all.push_back(nlohmann::json::parse(line));
+    return all;
+  }
+  static bool has(const std::string& text, const std::string& words) { return text.find(words) != std::string::npos; }
+
+ private:
+  std::string folder_;
+};
+
+TEST_F(Cli, HelpAndVersion) {
+  EXPECT_EQ(run("--help").exit_code, 0);
+  EXPECT_EQ(run("--version").exit_code, 0);
+  for (const char* command : {"info", "check", "bench", "plan", "demo"}) {
+    EXPECT_TRUE(has(run("--help").out, command));
+    EXPECT_EQ(run(std::string(command) + " --help").exit_code, 0);
+  }
+}
+
+TEST_F(Cli, Info) {
+  const Outcome text = run("info");
+  EXPECT_EQ(text.exit_code, 0);
+  for (const char* word : {"backends", "threads", "ISA", "GPU"}) EXPECT_TRUE(has(text.out, word)) << word;
+  const auto info = nlohmann::json::parse(run("info --json").out);
+  EXPECT_GE(info["threads"], 1);
+  EXPECT_EQ(info["isa"], info["isas"][0]);
+  EXPECT_TRUE(info["backends"]["cpu"]);
+}
+
+TEST_F(Cli, CheckAnswersInWordsAndJson) {
+  const Outcome text = run("check 2 8 2 64 300 page=16 softcap=20");
+  EXPECT_EQ(text.exit_code, 0) << text.out << text.err;
+  EXPECT_TRUE(has(text.out, "2 8 2 64 300 page=16 softcap=20")) << text.out;
+  EXPECT_TRUE(has(text.out, "1 of 1 cases right")) << text.out;
+  const Outcome json = run("check --json --threads 1 --threads 3 --policy lean --policy flashdecoding:2 \"- 8 2 64 300,0\" \"1 4 4 32 9\"");
+  EXPECT_EQ(json.exit_code, 0) << json.out << json.err;
+  const auto records = lines(json.out);
+  ASSERT_EQ(records.size(), 8u);
+  for (const auto& record : records) {
+    EXPECT_TRUE(record["ok"]);
+    EXPECT_LE(record["error"], record["tolerance"]);
+    for (const char* key : {"case", "dtype", "policy", "threads", "isa", "error_over_tolerance", "device", "commit", "date"}) {
+      EXPECT_TRUE(record.contains(key)) << key;
+    }
+  }
+  EXPECT_EQ(records[1]["policy"], "flashdecoding:2");
+  EXPECT_EQ(records[2]["threads"], 3);
+}
+
+TEST_F(Cli, CheckTakesEveryInstructionSet) {
+  const auto info = nlohmann::json::parse(run("info --json").out);
+  for (const auto& isa : info["isas"]) {
+    const Outcome outcome = run("check --json --isa " + isa.get<std::string>() + " 1 8 2 64 500");
+    EXPECT_EQ(outcome.exit_code, 0) << outcome.out << outcome.err;
+    EXPECT_EQ(lines(outcome.out).at(0)["isa"], isa);
+  }
+}
+
+TEST_F(Cli, ACaseFile) {
+  const std::string good = file("good.txt", "# two\n1 8 2 64 40\n\n- 8 2 64 40,1 dtype=f32 # ragged\n");
+  const Outcome outcome = run("check --cases " + good);
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  EXPECT_TRUE(has(outcome.out, "2 of 2 cases right"));
+  const Outcome bad = run("check --cases " + file("bad.txt", "1 8 2 64 40\n1 8 2 64 4q\n"));
+  EXPECT_EQ(bad.exit_code, 2);
+  EXPECT_TRUE(has(bad.err, "bad.txt:2: length \"4q\"")) << bad.err;
+}
+
+TEST_F(Cli, WrongCommandLinesAreExitCode2) {
+  const std::pair<const char*, const char*> wrong[] = {
+      {"", "ubcommand"},
+      {"dance", "dance"},
+      {"check --frobnicate", "--frobnicate"},
+      {"check 1 8 2 64", "1 8 2 64"},
+      {"check 1 8 2 64 40 page=none", "page \"none\""},
+      {"check --cases /no/such/file", "/no/such/file"},
+      {"check --policy magic", "policy \"magic\""},
+      {"check --dtype f8", "dtype \"f8\""},
+      {"check --threads 0", "--threads"},
+      {"check --threads x", "--threads"},
+      {"check --isa VAX", "--isa \"VAX\""},
+      {"check --backend tpu", "--backend \"tpu\""},
+      {"bench", "expected a case"},
+      {"bench 1 8 2 64 40 --pairs 0", "--pairs"},
+      {"plan", "lengths"},
+      {"plan 1,x", "length \"x\""},
+      {"plan 1 --format gif", "gif"},
+      {"demo /no/such/trace", "/no/such/trace"},
+  };
+  for (const auto& [arguments, words] : wrong) {
+    const Outcome outcome = run(arguments);
+    EXPECT_EQ(outcome.exit_code, 2) << arguments << ": " << outcome.err;
+    EXPECT_TRUE(has(outcome.err, words)) << arguments << ": " << outcome.err;
+    EXPECT_FALSE(has(outcome.err, "terminate")) << arguments;
+  }
+}
+
+TEST_F(Cli, ErrorsOfTheLibraryAreExitCode1) {
+  const std::pair<const char*, const char*> failing[] = {
+      {"check 1 8 2 100 40", "head_dim 100"},
+      {"check 1 7 2 64 40", "q_heads 7"},
+      {"check 1 8 2 64 40 --backend cuda", "CUDA"},
+      {"bench 1 8 2 100 40", "head_dim 100"},
+      {"plan 1k --q-heads 7 --kv-heads 2", "q_heads 7"},
+      {"check 1000000 64 64 256 1m", "bytes"},
+      {"plan 1k --format svg --output /proc/no/such.svg", "/proc/no/such.svg"},
+  };
+  for (const auto& [arguments, words] : failing) {
+    const Outcome outcome = run(arguments);
+    EXPECT_EQ(outcome.exit_code, 1) << arguments << ": " << outcome.err;
+    EXPECT_TRUE(has(outcome.out + outcome.err, words)) << arguments << ": " << outcome.out << outcome.err;
+  }
+}
+
+TEST_F(Cli, BenchReportsTimeAndFloor) {
+  const std::string quick = "bench --min-seconds 0 --pairs 3 --max-seconds 1 1 8 2 64 3000 dtype=f32";
+  const Outcome text = run(quick);
+  EXPECT_EQ(text.exit_code, 0) << text.err;
+  EXPECT_TRUE(has(text.out, "÷ floor"));
+  EXPECT_TRUE(has(text.out, "1 8 2 64 3000 dtype=f32"));
+  const Outcome json = run(quick + " --json --threads 1");
+  EXPECT_EQ(json.exit_code, 0) << json.err;
+  const auto record = lines(json.out).at(0);
+  for (const char* key : {"case", "dtype", "policy", "threads", "isa", "kv_bytes", "us", "p10_us", "p90_us", "floor_us", "ratio",
+                          "ratio_of_medians", "gb_per_s", "error", "tolerance", "error_over_tolerance", "device", "commit", "date"}) {
+    EXPECT_TRUE(record.contains(key)) << key;
+  }
+  EXPECT_EQ(record["kv_bytes"], 2 * 3000 * 2 * 64 * 4);
+  EXPECT_LE(record["p10_us"], record["us"]);
+  EXPECT_LE(record["us"], record["p90_us"]);
+  EXPECT_GT(record["floor_us"], 0.0);
+}
+
+TEST_F(Cli, PlanInThreeForms) {
+  const std::string plan = "plan 10k,1kx3 --q-heads 8 --kv-heads 2 --workers 4 --policy lean --policy fa2";
+  EXPECT_TRUE(has(run(plan).out, "fa2"));
+  EXPECT_NO_THROW(nlohmann::json::parse(run(plan + " --format json").out));
+  const Outcome svg = run(plan + " --format svg --output pictures/plan.svg");
+  EXPECT_EQ(svg.exit_code, 0) << svg.err;
+  std::ifstream in(path("pictures/plan.svg"));
+  std::string first;
+  std::getline(in, first);
+  EXPECT_TRUE(has(first, "<svg") || has(first, "<?xml")) << first;
+}
+
+TEST_F(Cli, DemoOfAShortTrace) {
+  const std::string trace =
+      file("trace.jsonl", "{\"input_length\": 900, \"output_length\": 7}\n{\"input_length\": 20, \"output_length\": 0}\n");
+  const Outcome outcome = run("demo --json --output cut.svg " + trace);
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  const auto records = lines(outcome.out);
+  ASSERT_EQ(records.size(), 3u);
+  EXPECT_TRUE(has(records[0]["case"], "- 32 8 128 903,20")) << records[0]["case"];
+  for (const auto& record : records) EXPECT_TRUE(record["ok"]);
+  EXPECT_TRUE(std::filesystem::exists(path("cut.svg")));
+  const Outcome bad = run("demo " + file("bad.jsonl", "{\"input_length\": 900, \"output_length\": 7}\n{\"input_length\": \"x\"}\n"));
+  EXPECT_EQ(bad.exit_code, 2);
+  EXPECT_TRUE(has(bad.err, "bad.jsonl:2:")) << bad.err;
+}
+
+}  // namespace
