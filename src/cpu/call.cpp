@@ -25,6 +25,24 @@ HeadOrder natural_order(const Problem& problem) {
   return problem.k.head_stride < problem.k.token_stride || problem.kv_heads == 1 ? HeadOrder::kBeside : HeadOrder::kAlong;
 }
 
+// Bytes of K and V that a token of all heads takes.
+std::int64_t token_bytes(const Problem& problem) {
+  return static_cast<std::int64_t>(problem.kv_heads) * (problem.head_dim + head_dim_v(problem)) *
+         static_cast<std::int64_t>(dtype_bytes(problem.kv_dtype));
+}
+
+// Tokens a tile: 64, fewer where a tile of all heads would not leave L2 room for the next one. From shapes alone, since bits depend on it.
+int tile_tokens(const Problem& problem) {
+  constexpr std::int64_t kTileBytes = 64 * 1024;
+  int tokens = kMaxTileTokens;
+  while (tokens > kMinTileTokens && tokens * token_bytes(problem) > kTileBytes) tokens /= 2;
+  return tokens;
+}
+
+std::int64_t max_tiles(const Problem& problem) { return (max_kv_len(problem) + tile_tokens(problem) - 1) / tile_tokens(problem); }
+
+int chunk_tiles(const Problem& problem) { return kChunkTokens / tile_tokens(problem); }
+
 Line make_line(const Problem& problem, const Options& options, HeadOrder order, int workers) {
   Line line;
   line.num_seqs = problem.batch;
@@ -36,14 +54,12 @@ Line make_line(const Problem& problem, const Options& options, HeadOrder order, 
   line.group = group(problem);
   line.head_order = order;
   line.window_left = problem.window_left;
-  line.tile_tokens = kTileTokens;
-  line.chunk_tiles = options.batch_invariant ? kChunkTiles : 0;
+  line.tile_tokens = tile_tokens(problem);
+  line.chunk_tiles = options.batch_invariant ? chunk_tiles(problem) : 0;
   line.fragment_cost_tiles = 1;
   line.policy = options.policy;
   line.workers = workers;
-  const std::int64_t heads = order == HeadOrder::kBeside ? problem.kv_heads : 1;
-  const std::int64_t tile_bytes = heads * kTileTokens * (problem.head_dim + head_dim_v(problem)) *
-                                  static_cast<std::int64_t>(dtype_bytes(problem.kv_dtype));
+  const std::int64_t tile_bytes = line.tile_tokens * token_bytes(problem) / (order == HeadOrder::kBeside ? 1 : problem.kv_heads);
   line.min_stretch_units = static_cast<int>(std::max<std::int64_t>(1, kMinStretchBytes / tile_bytes));
   return line;
 }
@@ -52,7 +68,7 @@ Line make_line(const Problem& problem, const Options& options, HeadOrder order, 
 int flashdecoding_splits_of(const Problem& problem, const Options& options, HeadOrder order, int workers) {
   if (options.splits > 0) return options.splits;
   const std::int64_t outputs = static_cast<std::int64_t>(problem.batch) * (order == HeadOrder::kBeside ? 1 : problem.kv_heads);
-  const std::int64_t tiles = (max_kv_len(problem) + kTileTokens - 1) / kTileTokens;
+  const std::int64_t tiles = max_tiles(problem);
   return flashdecoding_splits(std::max<std::int64_t>(outputs, 1), workers, static_cast<int>(std::max<std::int64_t>(tiles, 1)));
 }
 
@@ -100,8 +116,8 @@ Sizes call_sizes(const Problem& problem, const Options& options, const IsaKernel
   sizes.node_bytes = aligned(rows * sizeof(RowPartial)) + aligned(rows * row_bytes);
   sizes.q_bytes = aligned(rows * q_row_bytes);
 
-  const std::int64_t tiles = (max_kv_len(problem) + kTileTokens - 1) / kTileTokens + 1;  // a window may start inside a tile
-  sizes.slot_nodes = options.batch_invariant ? max_row_nodes(static_cast<int>((tiles + kChunkTiles - 1) / kChunkTiles)) : 1;
+  const std::int64_t chunks = max_tiles(problem) / chunk_tiles(problem) + 2;  // a window may start inside a tile
+  sizes.slot_nodes = options.batch_invariant ? max_row_nodes(static_cast<int>(chunks)) : 1;
 
   if (options.policy == Policy::kLean) {
     sizes.stretches = sizes.workers;
@@ -125,8 +141,8 @@ ScratchLayout scratch_layout(const Problem& problem, const Sizes& sizes) {
   ScratchLayout layout;
   layout.nodes = layout.q + sizes.q_bytes;
   layout.weights = layout.nodes + static_cast<std::size_t>(sizes.slot_nodes) * sizes.node_bytes;
-  layout.offsets = layout.weights + kTileTokens * kMaxBlockRows * sizeof(float);
-  layout.visible = layout.offsets + 4 * kTileTokens * sizeof(std::int64_t);
+  layout.offsets = layout.weights + kMaxTileTokens * kMaxBlockRows * sizeof(float);
+  layout.visible = layout.offsets + 4 * kMaxTileTokens * sizeof(std::int64_t);
   layout.extra = layout.visible + aligned(static_cast<std::size_t>(problem.q_len) * sizeof(std::uint64_t));
   layout.bytes = layout.extra + sizes.extra_bytes;
   return layout;

@@ -12,8 +12,8 @@
 
 namespace leanattn::cpu {
 
-// Batch-invariant chunks: 256 tokens. Short enough that two workers share 1K tokens, long enough that its partial costs little.
-constexpr int kChunkTiles = 4;
+// Batch-invariant chunks. Short enough that two workers share 1K tokens, long enough that its partial costs little.
+constexpr int kChunkTokens = 256;
 
 // How large things are for the longest seq of a problem; from shapes alone, so that the workspace query needs no lengths.
 struct Sizes {
@@ -42,7 +42,7 @@ struct Layout {
 struct ScratchLayout {
   std::size_t q = 0;
   std::size_t nodes = 0;      // [slot_nodes] nodes of an output that is not cut
-  std::size_t weights = 0;    // [kTileTokens, kMaxBlockRows] floats
+  std::size_t weights = 0;    // [kMaxTileTokens, kMaxBlockRows] floats
   std::size_t offsets = 0;    // two tiles of K and of V offsets
   std::size_t visible = 0;    // [q_len] words
   std::size_t extra = 0;

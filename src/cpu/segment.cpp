@@ -2,7 +2,7 @@
 #include "src/cpu/segment.h"
 
 #include <algorithm>
-#include <cmath>
+#include <limits>
 #include <utility>
 
 #include "numeric.h"
@@ -14,7 +14,7 @@ namespace {
 
 // The tokens of one tile and where their rows lie, heads left out.
 struct TileRows {
-  std::int64_t* k_offsets = nullptr;  // [kTileTokens]
+  std::int64_t* k_offsets = nullptr;  // [kMaxTileTokens] bytes
   std::int64_t* v_offsets = nullptr;
   int first_token = 0;
   int tokens = 0;
@@ -26,22 +26,21 @@ struct SegmentRun {
   const Place place;
   const TileKernel& kernel;
   std::byte* scratch;
-
-  std::size_t element_bytes() const { return dtype_bytes(problem.kv_dtype); }
 };
 
 // Tile `tile` of the seq: its token range and the offsets of head 0.
 void locate_tile(const SegmentRun& run, int tile, TileRows& rows) {
   const Problem& p = run.problem;
   const int seq = run.place.seq;
+  const auto element_bytes = static_cast<std::int64_t>(dtype_bytes(p.kv_dtype));
   rows.first_token = tile_token_begin(run.call.line, seq, tile);
   rows.tokens = std::max(0, tile_token_end(run.call.line, seq, tile) - rows.first_token);
   if (p.kv_layout != KvLayout::kPaged) {
     const std::int64_t k = kv_row_offset(p, p.k, seq, rows.first_token, 0);
     const std::int64_t v = kv_row_offset(p, p.v, seq, rows.first_token, 0);
     for (int t = 0; t < rows.tokens; ++t) {
-      rows.k_offsets[t] = k + t * p.k.token_stride;
-      rows.v_offsets[t] = v + t * p.v.token_stride;
+      rows.k_offsets[t] = (k + t * p.k.token_stride) * element_bytes;
+      rows.v_offsets[t] = (v + t * p.v.token_stride) * element_bytes;
     }
     return;
   }
@@ -51,10 +50,36 @@ void locate_tile(const SegmentRun& run, int tile, TileRows& rows) {
   for (int t = 0; t < rows.tokens; ++slot, in_page = 0) {
     const std::int64_t page = table[slot];
     for (; in_page < p.page_size && t < rows.tokens; ++in_page, ++t) {
-      rows.k_offsets[t] = page * p.k.outer_stride + in_page * p.k.token_stride;
-      rows.v_offsets[t] = page * p.v.outer_stride + in_page * p.v.token_stride;
+      rows.k_offsets[t] = (page * p.k.outer_stride + in_page * p.k.token_stride) * element_bytes;
+      rows.v_offsets[t] = (page * p.v.outer_stride + in_page * p.v.token_stride) * element_bytes;
     }
   }
+}
+
+const std::byte* head_base(const SegmentRun& run, const KvView& view, int head) {
+  return static_cast<const std::byte*>(view.data) +
+         static_cast<std::int64_t>(run.place.first_head + head) * view.head_stride * static_cast<std::int64_t>(dtype_bytes(run.problem.kv_dtype));
+}
+
+// Where the heads of a token lie close together, a row of memory is all of them.
+bool heads_together(const KvView& view, int dims) { return view.head_stride <= 2 * dims; }
+
+// The lines of a tile's K or V: of all heads of the place, or of one where heads lie apart. runs: [kMaxTileTokens + 2].
+LineStream lines_of(const SegmentRun& run, const KvView& view, int dims, const std::int64_t* offsets, int tokens, int head, LineRun* runs) {
+  const bool together = heads_together(view, dims);
+  const std::byte* base = head_base(run, view, together ? 0 : head);
+  const std::int64_t last_head = together ? (run.place.heads - 1) * view.head_stride : 0;
+  const std::int64_t row_bytes = (last_head + dims) * static_cast<std::int64_t>(dtype_bytes(run.problem.kv_dtype));
+  int count = 0;
+  for (int t = 0; t < tokens;) {
+    // Rows that follow each other in memory are one run.
+    const std::int64_t begin = offsets[t];
+    std::int64_t end = begin + row_bytes;
+    for (++t; t < tokens && offsets[t] >= begin && offsets[t] < end + 64; ++t) end = offsets[t] + row_bytes;
+    runs[count++] = LineRun{base + begin, static_cast<std::int32_t>((end - begin + 63) / 64), 64};
+  }
+  runs[count] = LineRun{base, std::numeric_limits<std::int32_t>::max(), 0};
+  return LineStream{runs[0], runs + 1};
 }
 
 std::uint64_t low_bits(std::int64_t count) {
@@ -143,18 +168,26 @@ void run_tile(const SegmentRun& run, const TileRows& rows, const TileRows& next,
   tile.head_dim_v = run.call.head_dim_v;
   tile.scale = run.kernel.q_is_scaled ? 1.0f : run.call.scale;
   tile.softcap = p.softcap;
-  tile.next_k_offsets = next.k_offsets;
-  tile.next_v_offsets = next.v_offsets;
   tile.weights = reinterpret_cast<float*>(scratch + run.call.scratch_layout.weights);
   tile.extra = scratch + run.call.scratch_layout.extra;
   tile.value_stride = node.value_stride;
 
+  LineRun k_runs[kMaxTileTokens + 2], v_runs[kMaxTileTokens + 2];
+  LineStream next_k = lines_of(run, p.k, tile.head_dim, next.k_offsets, next.tokens, 0, k_runs);
+  LineStream next_v = lines_of(run, p.v, tile.head_dim_v, next.v_offsets, next.tokens, 0, v_runs);
+  LineStream nothing{LineRun{static_cast<const std::byte*>(p.k.data), std::numeric_limits<std::int32_t>::max(), 0}, nullptr};
   float slopes[kMaxBlockRows], distances[kMaxBlockRows];
   std::uint64_t row_visible[kMaxBlockRows];
   for (int head = 0; head < run.place.heads; ++head) {
     const int kv_head = run.place.first_head + head;
-    tile.k = static_cast<const std::byte*>(p.k.data) + static_cast<std::size_t>(kv_head * p.k.head_stride) * run.element_bytes();
-    tile.v = static_cast<const std::byte*>(p.v.data) + static_cast<std::size_t>(kv_head * p.v.head_stride) * run.element_bytes();
+    tile.k = head_base(run, p.k, head);
+    tile.v = head_base(run, p.v, head);
+    if (head > 0 && !heads_together(p.k, tile.head_dim)) {
+      next_k = lines_of(run, p.k, tile.head_dim, next.k_offsets, next.tokens, head, k_runs);
+    }
+    if (head > 0 && !heads_together(p.v, tile.head_dim_v)) {
+      next_v = lines_of(run, p.v, tile.head_dim_v, next.v_offsets, next.tokens, head, v_runs);
+    }
     for_each_block(run, [&](int first, int, int block_rows) {
       for (int r = 0; masked && r < block_rows; ++r) row_visible[r] = visible[std::min(first + r, run.place.rows - 1) / run.call.group];
       for (int r = 0; p.alibi_slopes && r < block_rows; ++r) {
@@ -165,12 +198,13 @@ void run_tile(const SegmentRun& run, const TileRows& rows, const TileRows& next,
       tile.visible = masked ? row_visible : nullptr;
       tile.slopes = p.alibi_slopes ? slopes : nullptr;
       tile.distances = distances;
-      tile.next_tokens = first == 0 ? next.tokens : 0;
       tile.block_rows = block_rows;
       tile.q = packed_q(run, head, first);
       const std::int64_t row = static_cast<std::int64_t>(head) * run.place.padded_rows + first;
       tile.rows = node.rows + row;
       tile.values = node.row_values(row);
+      tile.next_k = first == 0 ? &next_k : &nothing;
+      tile.next_v = first == 0 ? &next_v : &nothing;
       run.kernel.run(tile);
     });
   }
@@ -215,10 +249,9 @@ NodeStack run_segment(const Call& call, const Segment& segment, std::byte* scrat
   pack_queries(run);
 
   auto* offsets = reinterpret_cast<std::int64_t*>(scratch + call.scratch_layout.offsets);
-  TileRows rows{offsets, offsets + kTileTokens};
-  TileRows next{offsets + 2 * kTileTokens, offsets + 3 * kTileTokens};
+  TileRows rows{offsets, offsets + kMaxTileTokens};
+  TileRows next{offsets + 2 * kMaxTileTokens, offsets + 3 * kMaxTileTokens};
   locate_tile(run, segment.tile_begin, rows);
-
   const std::int64_t all_rows = static_cast<std::int64_t>(place.heads) * place.padded_rows;
   const int chunk_tiles = call.line.chunk_tiles > 0 ? call.line.chunk_tiles : segment.tiles;
   NodeStack stack(call, place, 0, all_rows);

@@ -7,7 +7,7 @@
 //            scores; weights[t·R + r] is the layout that falls out of it.
 //   weights  the online softmax over that layout, lanes full for every R; mask, soft-cap and ALiBi are uniform branches.
 //   values   R rows × a strip of dims of Õ live in registers while all tokens of the tile pass; a V row is widened once for all R rows.
-// Each token's row of the next tile is prefetched to L2 where this tile's row is used: a distance of one tile.
+// For each line of K or V that is read, one of the next tile is fetched to L2 (LineStream).
 // What bounds it: reading K and V up to group 8 or so; float32 multiply-adds beyond.
 //
 // A unit is two vectors, 2·N dims, and a load of K or V. bfloat16 is widened by shift (even dims) and mask (odd dims), so a unit of Q and Õ
@@ -132,15 +132,15 @@ struct Overlap {
   }
 };
 
-// --- Prefetch ---
-
-// Rows are a few cache lines; L2 is the goal, since a tile of all heads does not fit L1.
-template <class Element>
-HWY_INLINE void prefetch_row(const Element* row, int dims) {
-  const char* p = reinterpret_cast<const char*>(row);
-  const int bytes = dims * static_cast<int>(sizeof(Element));
-  for (int i = 0; i < bytes; i += 64) __builtin_prefetch(p + i, 0, 2);
-  __builtin_prefetch(p + bytes - 1, 0, 2);
+// Fetches as much of the next tile as one load at `start` (elements) reads.
+template <class Kv>
+HWY_INLINE void fetch_unit(LineStream& next, int start) {
+  constexpr int kBytes = kUnit * static_cast<int>(sizeof(typename Kv::Element));
+  if constexpr (kBytes >= 64) {
+    for (int i = 0; i < kBytes; i += 64) next.fetch();
+  } else {
+    if (start * static_cast<int>(sizeof(typename Kv::Element)) % 64 == 0) next.fetch();
+  }
 }
 
 // --- Step 1: scores ---
@@ -185,13 +185,14 @@ HWY_INLINE Vec sum_by_transposition(const Vec* HWY_RESTRICT acc) {
 // Adds one unit of N/R tokens' dot products: acc[i·R + r] += K row i · Q row r.
 template <class Kv, int R>
 HWY_INLINE void score_unit(const typename Kv::Element* const* HWY_RESTRICT rows, int start, const float* HWY_RESTRICT q, Vec* HWY_RESTRICT acc,
-                           const Overlap<Kv>* overlap) {
+                           const Overlap<Kv>* overlap, LineStream& next) {
   const Floats f;
   constexpr int kTokens = kLanes / R;
   Vec a[kTokens], b[kTokens];
 #pragma GCC unroll 16
   for (int i = 0; i < kTokens; ++i) {
     Kv::load(rows[i] + start, a[i], b[i]);
+    fetch_unit<Kv>(next, start);
     if (overlap) overlap->clear(a[i], b[i]);
   }
 #pragma GCC unroll 16
@@ -209,24 +210,24 @@ HWY_INLINE void tile_scores(const Tile& tile) {
   using Element = typename Kv::Element;
   const Floats f;
   constexpr int kTokens = kLanes / R;
-  const Element* k = static_cast<const Element*>(tile.k);
   const float* q = static_cast<const float*>(tile.q);
   const int whole_units = tile.head_dim / kUnit;
   const bool ragged_end = whole_units * kUnit != tile.head_dim;
   const Overlap<Kv> overlap(tile.head_dim);
+  LineStream next = *tile.next_k;
   for (int t = 0; t < tile.tokens; t += kTokens) {
     const Element* rows[kTokens];
     for (int i = 0; i < kTokens; ++i) {
-      rows[i] = k + tile.k_offsets[std::min(t + i, tile.tokens - 1)];
-      if (t + i < tile.next_tokens) prefetch_row(k + tile.next_k_offsets[t + i], tile.head_dim);
+      rows[i] = reinterpret_cast<const Element*>(tile.k + tile.k_offsets[std::min(t + i, tile.tokens - 1)]);
     }
     Vec acc[kLanes];
 #pragma GCC unroll 16
     for (int i = 0; i < kLanes; ++i) acc[i] = hn::Zero(f);
-    for (int unit = 0; unit < whole_units; ++unit) score_unit<Kv, R>(rows, unit * kUnit, q + unit * R * kUnit, acc, nullptr);
-    if (ragged_end) score_unit<Kv, R>(rows, tile.head_dim - kUnit, q + whole_units * R * kUnit, acc, &overlap);
+    for (int unit = 0; unit < whole_units; ++unit) score_unit<Kv, R>(rows, unit * kUnit, q + unit * R * kUnit, acc, nullptr, next);
+    if (ragged_end) score_unit<Kv, R>(rows, tile.head_dim - kUnit, q + whole_units * R * kUnit, acc, &overlap, next);
     hn::Store(sum_by_transposition(acc), f, tile.weights + t * R);
   }
+  *tile.next_k = next;
 }
 
 // --- Step 2: weights ---
@@ -338,10 +339,9 @@ HWY_INLINE void tile_weights(const Tile& tile, float* HWY_RESTRICT factors) {
 
 // A strip of Units units of Õ: value = value·factor + Σ weight·v over the tile's tokens.
 template <class Kv, int R, int Units>
-HWY_INLINE void value_strip(const Tile& tile, int unit, const float* HWY_RESTRICT factors) {
+HWY_INLINE void value_strip(const Tile& tile, int unit, const float* HWY_RESTRICT factors, LineStream& next) {
   using Element = typename Kv::Element;
   const Floats f;
-  const Element* v = static_cast<const Element*>(tile.v);
   float* HWY_RESTRICT values = tile.values + unit * kUnit;
   const float* HWY_RESTRICT weights = tile.weights;
   int start[Units];
@@ -353,13 +353,14 @@ HWY_INLINE void value_strip(const Tile& tile, int unit, const float* HWY_RESTRIC
 #pragma GCC unroll 16
     for (int j = 0; j < Units * 2; ++j) acc[r * Units * 2 + j] = hn::Mul(factor, hn::Load(f, values + r * tile.value_stride + j * kLanes));
   }
-  const bool prefetch = unit == 0;
   for (int t = 0; t < tile.tokens; ++t) {
-    if (prefetch && t < tile.next_tokens) prefetch_row(v + tile.next_v_offsets[t], tile.head_dim_v);
-    const Element* row = v + tile.v_offsets[t];
+    const Element* row = reinterpret_cast<const Element*>(tile.v + tile.v_offsets[t]);
     Vec part[Units * 2];
 #pragma GCC unroll 16
-    for (int u = 0; u < Units; ++u) Kv::load(row + start[u], part[2 * u], part[2 * u + 1]);
+    for (int u = 0; u < Units; ++u) {
+      Kv::load(row + start[u], part[2 * u], part[2 * u + 1]);
+      fetch_unit<Kv>(next, start[u]);
+    }
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
       const Vec weight = hn::Set(f, weights[t * R + r]);
@@ -379,9 +380,11 @@ HWY_INLINE void tile_values(const Tile& tile, const float* factors) {
   // Sixteen accumulators on 32 registers, eight on 16.
   constexpr int kStrip = kLanes >= 16 ? (R == 8 ? 1 : R == 4 ? 2 : 4) : (R == 4 ? 1 : R == 2 ? 2 : 4);
   const int units = units_of(tile.head_dim_v);
+  LineStream next = *tile.next_v;
   int unit = 0;
-  for (; unit + kStrip <= units; unit += kStrip) value_strip<Kv, R, kStrip>(tile, unit, factors);
-  for (; unit < units; ++unit) value_strip<Kv, R, 1>(tile, unit, factors);
+  for (; unit + kStrip <= units; unit += kStrip) value_strip<Kv, R, kStrip>(tile, unit, factors, next);
+  for (; unit < units; ++unit) value_strip<Kv, R, 1>(tile, unit, factors, next);
+  *tile.next_v = next;
 }
 
 // --- The tile ---

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The tile kernel's interface: one tile of the context (up to kTileTokens tokens of one KV head) against one block of packed rows.
+// The tile kernel's interface: one tile of the context (up to kMaxTileTokens tokens of one KV head) against one block of packed rows.
 //
 // A tile is three steps, the same in every kernel: scores (Q·K), weights (mask, online softmax), values (P·V added to Õ). A token's K
 // row lies at k + k_offsets[t]: contiguous, ragged and paged caches differ in how backend.cpp fills the offsets, not here.
@@ -14,23 +14,44 @@
 
 namespace leanattn::cpu {
 
-constexpr int kTileTokens = 64;    // bits of a `visible` word
-constexpr int kMaxBlockRows = 16;  // packed rows of the largest row block
+constexpr int kMaxTileTokens = 64;  // bits of a `visible` word
+constexpr int kMinTileTokens = 16;
+constexpr int kMaxBlockRows = 16;   // packed rows of the largest row block
+
+// Cache lines of the next tile on their way to L2: one is fetched where a line of this tile is read, since a burst would fill the fill buffers
+// and stall; in the order of memory, since then the processor's own prefetcher joins in. A list of runs; behind the last stands one that
+// stays where it is and does not end.
+struct LineRun {
+  const std::byte* at = nullptr;
+  std::int32_t lines = 0;
+  std::int32_t step = 64;  // bytes
+};
+
+struct LineStream {
+  LineRun now;
+  const LineRun* later = nullptr;
+
+  // Always inlined: compiled for each instruction set that includes it. A call here would cost the accumulators their registers.
+  [[gnu::always_inline]] inline void fetch() {
+    __builtin_prefetch(now.at, 0, 2);
+    now.at += now.step;
+    if (--now.lines == 0) now = *later++;
+  }
+};
 
 struct Tile {
-  // K and V of one KV head, in elements of the KV type.
-  const void* k = nullptr;
-  const void* v = nullptr;
-  const std::int64_t* k_offsets = nullptr;  // [tokens]
-  const std::int64_t* v_offsets = nullptr;  // [tokens]
-  int tokens = 0;                           // 1 … kTileTokens
+  // K and V of one KV head.
+  const std::byte* k = nullptr;
+  const std::byte* v = nullptr;
+  const std::int64_t* k_offsets = nullptr;  // [tokens] bytes
+  const std::int64_t* v_offsets = nullptr;  // [tokens] bytes
+  int tokens = 0;                           // 1 … kMaxTileTokens
   int head_dim = 0;
   int head_dim_v = 0;
 
-  // The tile that this worker takes next of the same head, to prefetch. next_tokens 0: nothing.
-  const std::int64_t* next_k_offsets = nullptr;
-  const std::int64_t* next_v_offsets = nullptr;
-  int next_tokens = 0;
+  // The next tile of the same heads, in and out: a call fetches as many lines as it reads.
+  LineStream* next_k = nullptr;
+  LineStream* next_v = nullptr;
 
   // Logits.
   float scale = 1.0f;                      // still to be multiplied in; 1 where packed Q holds it
@@ -47,7 +68,7 @@ struct Tile {
   int value_stride = 0;         // floats
 
   // Scratch of the worker.
-  float* weights = nullptr;     // [kTileTokens, block_rows] floats, 64-byte aligned
+  float* weights = nullptr;     // [kMaxTileTokens, block_rows] floats, 64-byte aligned
   std::byte* extra = nullptr;   // TileKernel::extra_bytes, 64-byte aligned
 };
 
