@@ -179,8 +179,9 @@ void validate_pointers(const Problem& p) {
 
 void validate_o_rows(const Problem& p, std::int64_t seqs, std::int64_t tokens) {
   if (seqs == 0 || tokens == 0) return;
-  rows_apart("o", {{"seq_stride", seqs, p.o.seq_stride}, {"token_stride", tokens, p.o.token_stride},
-                   {"head_stride", p.q_heads, p.o.head_stride}}, head_dim_v(p));
+  rows_apart(
+      "o", {{"seq_stride", seqs, p.o.seq_stride}, {"token_stride", tokens, p.o.token_stride}, {"head_stride", p.q_heads, p.o.head_stride}},
+      head_dim_v(p));
 }
 
 void validate_strides(const Problem& p) {
@@ -189,20 +190,32 @@ void validate_strides(const Problem& p) {
   // Packed: the number of tokens stands in cu_seqlens_q, which is not read here.
   const std::int64_t seqs = packed ? 1 : p.batch;
   const std::int64_t most_tokens = packed ? std::min(static_cast<std::int64_t>(p.batch) * p.q_len, kMostInt32) : p.q_len;
-  addressable("q", {{"seq_stride", seqs, packed ? 0 : p.q.seq_stride}, {"token_stride", most_tokens, p.q.token_stride},
-                    {"head_stride", p.q_heads, p.q.head_stride}}, p.head_dim, p.q_dtype);
-  addressable("o", {{"seq_stride", seqs, packed ? 0 : p.o.seq_stride}, {"token_stride", most_tokens, p.o.token_stride},
-                    {"head_stride", p.q_heads, p.o.head_stride}}, dv, p.q_dtype);
+  addressable("q",
+              {{"seq_stride", seqs, packed ? 0 : p.q.seq_stride},
+               {"token_stride", most_tokens, p.q.token_stride},
+               {"head_stride", p.q_heads, p.q.head_stride}},
+              p.head_dim, p.q_dtype);
+  addressable("o",
+              {{"seq_stride", seqs, packed ? 0 : p.o.seq_stride},
+               {"token_stride", most_tokens, p.o.token_stride},
+               {"head_stride", p.q_heads, p.o.head_stride}},
+              dv, p.q_dtype);
   // Packed rows are looked at in check_data, where their number is known.
   if (!packed) validate_o_rows(p, p.batch, p.q_len);
   std::int64_t outer = p.batch, tokens = p.kv_capacity;
   if (p.kv_layout == KvLayout::kRagged) outer = 1, tokens = kMostInt32;
   if (p.kv_layout == KvLayout::kPaged) outer = p.num_pages, tokens = p.page_size;
   const bool ragged = p.kv_layout == KvLayout::kRagged;
-  addressable("k", {{"outer_stride", outer, ragged ? 0 : p.k.outer_stride}, {"token_stride", tokens, p.k.token_stride},
-                    {"head_stride", p.kv_heads, p.k.head_stride}}, p.head_dim, p.kv_dtype);
-  addressable("v", {{"outer_stride", outer, ragged ? 0 : p.v.outer_stride}, {"token_stride", tokens, p.v.token_stride},
-                    {"head_stride", p.kv_heads, p.v.head_stride}}, dv, p.kv_dtype);
+  addressable("k",
+              {{"outer_stride", outer, ragged ? 0 : p.k.outer_stride},
+               {"token_stride", tokens, p.k.token_stride},
+               {"head_stride", p.kv_heads, p.k.head_stride}},
+              p.head_dim, p.kv_dtype);
+  addressable("v",
+              {{"outer_stride", outer, ragged ? 0 : p.v.outer_stride},
+               {"token_stride", tokens, p.v.token_stride},
+               {"head_stride", p.kv_heads, p.v.head_stride}},
+              dv, p.kv_dtype);
 }
 
 void validate_logits(const Problem& p) {

@@ -91,8 +91,8 @@ Seq seq_of(const Problem& p, int index) {
 // First element of row (seq, token, head) of Q or O.
 template <class View>
 std::int64_t row_start(const Problem& p, const View& view, const Seq& seq, int token, int head) {
-  const std::int64_t along = p.cu_seqlens_q != nullptr ? (seq.q_first + token) * view.token_stride
-                                                       : seq.index * view.seq_stride + token * view.token_stride;
+  const std::int64_t along =
+      p.cu_seqlens_q != nullptr ? (seq.q_first + token) * view.token_stride : seq.index * view.seq_stride + token * view.token_stride;
   return along + head * view.head_stride;
 }
 

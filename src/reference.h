@@ -23,12 +23,12 @@ struct Sample {
 // error counts.
 struct Reference {
   enum Row : std::uint8_t { kNotComputed = 0, kWithKeys = 1, kWithoutKeys = 2 };
-  std::vector<double> o;              // [total_q, q_heads, head_dim_v]; NaN where not computed
-  std::vector<double> lse;            // [total_q, q_heads], in lse_base; NaN where not computed
-  std::vector<std::uint8_t> row;      // [total_q, q_heads] Row
+  std::vector<double> o;                // [total_q, q_heads, head_dim_v]; NaN where not computed
+  std::vector<double> lse;              // [total_q, q_heads], in lse_base; NaN where not computed
+  std::vector<std::uint8_t> row;        // [total_q, q_heads] Row
   std::vector<double> naive_o_error;    // [batch] worst error of the naive O over the seq's rows and dims, before O is rounded to its type
   std::vector<double> naive_lse_error;  // [batch]
-  std::int64_t rows = 0;              // rows computed
+  std::int64_t rows = 0;                // rows computed
 };
 
 // Reads addressed rows only: no token past a length or before the window, no unused block-table slot. The problem has passed validate and
@@ -43,13 +43,13 @@ struct Worst {
   int seq = -1;
   int token = -1;
   int q_head = -1;
-  int dim = -1;        // −1 for LSE
+  int dim = -1;  // −1 for LSE
 };
 
 struct Comparison {
   Worst o;
-  Worst lse;               // as it is where problem.lse is null
-  std::int64_t rows = 0;   // rows compared
+  Worst lse;              // as it is where problem.lse is null
+  std::int64_t rows = 0;  // rows compared
   bool ok() const { return o.ratio <= 1.0 && lse.ratio <= 1.0; }
 };
 

@@ -148,8 +148,10 @@ TEST(CApi, EveryMemberArrives) {
     for (std::size_t i = 0; i < owned->k.size(); ++i) owned->k[i] = static_cast<float>(i % 37) * 0.03f - 0.5f;
     for (std::size_t i = 0; i < owned->v.size(); ++i) owned->v[i] = static_cast<float>(i % 41) * 0.05f - 1.0f;
     change(*owned);
-    if (through_c) EXPECT_EQ(decode_c(*owned), LEANATTN_OK) << leanattn_last_error();
-    else decode(owned->problem, owned->options, workspace());
+    if (through_c)
+      EXPECT_EQ(decode_c(*owned), LEANATTN_OK) << leanattn_last_error();
+    else
+      decode(owned->problem, owned->options, workspace());
     std::vector<float> all = owned->o;
     all.insert(all.end(), owned->lse.begin(), owned->lse.end());
     return all;
@@ -168,14 +170,23 @@ TEST(CApi, EveryMemberArrives) {
       {"sinks", [](C& c) { c.problem.sinks = c.heads.data(); }},
       {"lse_base", [](C& c) { c.problem.lse_base = LseBase::kTwo; }},
       {"cu_seqlens_q", [](C& c) { c.problem.cu_seqlens_q = c.cu_seqlens_q.data(); }},
-      {"block_table_stride", [](C& c) { c.block_table.insert(c.block_table.begin() + 3, {1, 1}), c.block_table[8] = 6, c.block_table[9] = 1,
-                                        c.problem.block_table = c.block_table.data(), c.problem.block_table_stride = 4; }},
+      {"block_table_stride",
+       [](C& c) {
+         c.block_table.insert(c.block_table.begin() + 3, {1, 1}),
+             c.block_table[8] = 6, c.block_table[9] = 1, c.problem.block_table = c.block_table.data(), c.problem.block_table_stride = 4;
+       }},
       {"page_size", [](C& c) { c.block_table[1] = 6, c.problem.page_size = 5; }},
-      {"kv_lens", [](C& c) { c.kv_lens = {9, 0, 6}, c.problem.kv_lens = c.kv_lens.data(); }},
+      {"kv_lens",
+       [](C& c) {
+         c.kv_lens = {9, 0, 6}, c.problem.kv_lens = c.kv_lens.data();
+       }},
       {"head_dim_v", [](C& c) { c.problem.head_dim_v = 32; }},
       {"lse", [](C& c) { c.problem.lse = nullptr; }},
       {"q_stride", [](C& c) { c.q[0] = 9.0f, c.problem.q.head_stride = 0; }},
-      {"o_stride", [](C& c) { c.problem.o = {c.o.data(), 128, 64, 384}; }},
+      {"o_stride",
+       [](C& c) {
+         c.problem.o = {c.o.data(), 128, 64, 384};
+       }},
       {"k_stride", [](C& c) { c.problem.k.head_stride = 0; }},
       {"v_stride", [](C& c) { c.problem.v.token_stride = 64; }},
   };
@@ -236,9 +247,8 @@ TEST(CApi, StructSizes) {
   EXPECT_EQ(leanattn_validate(&newer.problem, nullptr), LEANATTN_OK);
   newer.member = std::uint64_t{1} << 63;  // the last byte
   EXPECT_EQ(leanattn_validate(&newer.problem, nullptr), LEANATTN_INVALID_ARGUMENT);
-  EXPECT_EQ(std::string(leanattn_last_error()),
-            "problem sets a member at byte " + std::to_string(sizeof(Newer) - 1) + ": this version knows " +
-                std::to_string(sizeof(leanattn_problem)) + " bytes");
+  EXPECT_EQ(std::string(leanattn_last_error()), "problem sets a member at byte " + std::to_string(sizeof(Newer) - 1) +
+                                                    ": this version knows " + std::to_string(sizeof(leanattn_problem)) + " bytes");
   for (std::size_t size : {std::size_t{0}, sizeof(leanattn_problem) - 1, std::size_t{4097}, ~std::size_t{0}}) {
     leanattn_problem problem = to_c(owned->problem);
     problem.struct_size = size;

@@ -119,12 +119,16 @@ TEST(Validate, EveryHeadDimOfTheContract) {
     const bool supported = dim >= 32 && dim <= 256 && dim % 8 == 0;
     owned->problem.head_dim = dim;
     owned->problem.head_dim_v = 64;
-    if (supported) EXPECT_NO_THROW(validate(owned->problem)) << dim;
-    else EXPECT_THROW(validate(owned->problem), Error) << dim;
+    if (supported)
+      EXPECT_NO_THROW(validate(owned->problem)) << dim;
+    else
+      EXPECT_THROW(validate(owned->problem), Error) << dim;
     owned->problem.head_dim = 64;
     owned->problem.head_dim_v = dim;
-    if (supported || dim == 0) EXPECT_NO_THROW(validate(owned->problem)) << dim;
-    else EXPECT_THROW(validate(owned->problem), Error) << dim;
+    if (supported || dim == 0)
+      EXPECT_NO_THROW(validate(owned->problem)) << dim;
+    else
+      EXPECT_THROW(validate(owned->problem), Error) << dim;
   }
 }
 

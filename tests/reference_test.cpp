@@ -194,7 +194,7 @@ TEST(Reference, Alibi) {
   EXPECT_NEAR(r.o[0], half / sum, 1e-15);
   EXPECT_NEAR(r.o[1], 1 / sum, 1e-15);
   EXPECT_NEAR(r.o[2], half / sum, 1e-15);
-  EXPECT_EQ(seen(r, 1), (Tokens{0, 1, 2}));  // head 1
+  EXPECT_EQ(seen(r, 1), (Tokens{0, 1, 2}));                                 // head 1
   EXPECT_NEAR(r.o[2 * 32], half * half / (1 + half + half * half), 1e-15);  // query token 1: distances 2, 1, 0
 }
 
@@ -281,14 +281,17 @@ TEST(Reference, LayoutsAgreeAndReadNothingElse) {
   const auto point = [&](std::int64_t outer, std::int64_t token, std::int64_t head) {
     p.k = {k.data(), outer, token, head}, p.v = {v.data(), outer, token, head};
   };
-  laid_out(s.k.size(), [](int b, int t, int h) { return (b * 32 + t) * 64 + h * 32; }, k, v);
+  laid_out(
+      s.k.size(), [](int b, int t, int h) { return (b * 32 + t) * 64 + h * 32; }, k, v);
   point(2048, 64, 32);
   agrees(p, "batched");
-  laid_out(s.k.size(), [](int b, int t, int h) { return ((b * 2 + h) * 32 + t) * 32; }, k, v);
+  laid_out(
+      s.k.size(), [](int b, int t, int h) { return ((b * 2 + h) * 32 + t) * 32; }, k, v);
   point(2048, 32, 1024);
   agrees(p, "head-major");
   const std::vector<std::int32_t> cu_kv{0, 5, 5, 14};
-  laid_out(14 * 64, [&](int b, int t, int h) { return (cu_kv[b] + t) * 64 + h * 32; }, k, v);
+  laid_out(
+      14 * 64, [&](int b, int t, int h) { return (cu_kv[b] + t) * 64 + h * 32; }, k, v);
   point(0, 64, 32);
   p.kv_layout = KvLayout::kRagged, p.cu_seqlens_kv = cu_kv.data(), p.kv_lens = nullptr;
   agrees(p, "ragged");
@@ -296,7 +299,8 @@ TEST(Reference, LayoutsAgreeAndReadNothingElse) {
   agrees(p, "ragged with kv_lens");
   // Pages of 2 tokens. Seq 2 sees tokens 3 to 8, in slots 1 to 4.
   const std::vector<std::int32_t> slots{6, 1, 4, -9, 99, -1, -1, -1, -1, -1, -1, 0, 7, 2, 5};
-  laid_out(8 * 128, [&](int b, int t, int h) { return slots[b * 5 + t / 2] * 128 + t % 2 * 64 + h * 32; }, k, v);
+  laid_out(
+      8 * 128, [&](int b, int t, int h) { return slots[b * 5 + t / 2] * 128 + t % 2 * 64 + h * 32; }, k, v);
   point(128, 64, 32);
   p.kv_layout = KvLayout::kPaged, p.cu_seqlens_kv = nullptr;
   p.page_size = 2, p.num_pages = 8, p.max_pages = 5, p.block_table = slots.data();

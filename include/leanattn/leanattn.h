@@ -28,11 +28,11 @@ extern "C" {
 typedef int32_t leanattn_status;
 enum {
   LEANATTN_OK = 0,
-  LEANATTN_INVALID_ARGUMENT = 1,    /* a shape, stride, pointer or option; nothing was computed */
-  LEANATTN_UNSUPPORTED = 2,         /* well formed, but this build or machine has no kernel for it */
-  LEANATTN_INVALID_DATA = 3,        /* a length or page id in use is out of range; nothing was computed */
+  LEANATTN_INVALID_ARGUMENT = 1, /* a shape, stride, pointer or option; nothing was computed */
+  LEANATTN_UNSUPPORTED = 2,      /* well formed, but this build or machine has no kernel for it */
+  LEANATTN_INVALID_DATA = 3,     /* a length or page id in use is out of range; nothing was computed */
   LEANATTN_WORKSPACE_TOO_SMALL = 4,
-  LEANATTN_INTERNAL = 5             /* out of memory, or a fault of the library */
+  LEANATTN_INTERNAL = 5 /* out of memory, or a fault of the library */
 };
 
 typedef int32_t leanattn_dtype;
@@ -55,9 +55,9 @@ enum { LEANATTN_BACKEND_AUTO = 0, LEANATTN_BACKEND_CPU = 1, LEANATTN_BACKEND_CUD
 
 typedef int32_t leanattn_policy;
 enum {
-  LEANATTN_LEAN = 0,          /* equal stretches of the whole line of tiles */
-  LEANATTN_FA2 = 1,           /* one worker an output (FlashAttention-2) */
-  LEANATTN_FLASHDECODING = 2  /* a fixed number of splits an output */
+  LEANATTN_LEAN = 0,         /* equal stretches of the whole line of tiles */
+  LEANATTN_FA2 = 1,          /* one worker an output (FlashAttention-2) */
+  LEANATTN_FLASHDECODING = 2 /* a fixed number of splits an output */
 };
 
 typedef int32_t leanattn_head_order;
@@ -147,12 +147,12 @@ typedef struct leanattn_options {
   size_t struct_size; /* sizeof(leanattn_options) of the caller */
   leanattn_backend backend;
   leanattn_policy policy;
-  int32_t splits;                 /* flashdecoding: splits an output, at most 1024; 0: the usual heuristic */
+  int32_t splits; /* flashdecoding: splits an output, at most 1024; 0: the usual heuristic */
   leanattn_head_order head_order;
-  int32_t batch_invariant;        /* not 0: a row's bits depend on its own sequence only, under every policy and worker count */
-  int32_t workers;                /* CPU threads, at most 65536; 0: as many as the machine offers */
-  leanattn_executor executor;     /* run == NULL: the library's own threads; else workers must be given */
-  const char* cpu_isa;            /* a name of leanattn_cpu_isa; NULL: the fastest */
+  int32_t batch_invariant;    /* not 0: a row's bits depend on its own sequence only, under every policy and worker count */
+  int32_t workers;            /* CPU threads, at most 65536; 0: as many as the machine offers */
+  leanattn_executor executor; /* run == NULL: the library's own threads; else workers must be given */
+  const char* cpu_isa;        /* a name of leanattn_cpu_isa; NULL: the fastest */
 } leanattn_options;
 
 /* Attention over disjoint shards of a context, merged by their LSE. A shard row with LSE -inf is empty and its O is not looked at. */
