@@ -52,13 +52,14 @@ std::string variant_name(FloorVariant variant);
 // The tokens of K and V that a problem must read, neighbours joined.
 std::vector<FloorBlock> kv_pieces(const Problem& problem);
 
-// Reads blocks in `variant.streams` streams with the widest loads of this processor; returns a digest of the bytes, so that no load is idle.
+// Reads blocks in `variant.streams` streams with the widest loads of this processor. Returns a digest of the bytes, so that no load is
+// idle.
 std::uint64_t read_blocks(const FloorBlock* blocks, std::size_t count, FloorVariant variant);
 
 }  // namespace leanattn::tools
 
-// The same for other languages. `sets` floors over `pieces` pieces of memory each (data and bytes: [sets, pieces]), all with the variant found
-// fastest in `seconds` of trying; read takes one of them and gives µs.
+// The same for other languages. `sets` floors over `pieces` pieces of memory each (data and bytes: [sets, pieces]), all with the variant
+// found fastest in `seconds` of trying; read takes one of them and gives µs.
 extern "C" {
 #define LEANATTN_FLOOR_EXPORT __attribute__((visibility("default")))
 LEANATTN_FLOOR_EXPORT void* leanattn_floor_new(const void* const* data, const std::int64_t* bytes, std::int64_t sets, std::int64_t pieces,
