@@ -72,6 +72,12 @@ for file in "${code[@]}" "${scripts[@]}"; do
   lines=$(wc -l <"$file")
   ((lines <= 450)) || fault "$file: $lines lines; at most 450, two nouns share this room"
 done
+while read -r file; do
+  case $file in
+    src/*) grep -qF "  $file" CMakeLists.txt || fault "$file: not in CMakeLists.txt, so it is not built" ;;
+    *) grep -qw "$(basename "$file" .cpp)" tests/CMakeLists.txt || fault "$file: not in tests/CMakeLists.txt, so it does not run" ;;
+  esac
+done < <(list src tests | grep -E '^src/.*\.cpp$|_test\.cpp$')
 for file in "${code[@]}"; do
   [[ $file != *.h && $file != *.cuh || $file == *-inl.h ]] || grep -qE '^#(pragma once|ifndef LEANATTN_.*_H_)' "$file" ||
     fault "$file: no include guard"
