@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <optional>
+#include <algorithm>
+#include <memory>
 
 #include <fmt/format.h>
 #include <CLI/CLI.hpp>
@@ -40,8 +41,8 @@ class Workload {
   bool serves(const Case& c) const { return spec_ == tensors_of(c); }
   CaseData& data() { return data_; }
   const Reference& reference() const { return reference_; }
-  const std::vector<ReadFloor>& floors(int threads) {
-    if (floors_.empty() || floor_threads_ != threads) floors_ = make_floors(data_, threads, 1.0);
+  const std::vector<ReadFloor>& floors(int threads, double seconds) {
+    if (floors_.empty() || floor_threads_ != threads) floors_ = make_floors(data_, threads, seconds);
     floor_threads_ = threads;
     return floors_;
   }
@@ -102,7 +103,7 @@ int run_bench(const CaseChoice& choice, const RunSettings& settings, const Bench
     const Accuracy accuracy = check_once(data, options, workload->reference());
     all_right = all_right && accuracy.ok;
     progress.note(label + ", finding the fastest reading");
-    const std::vector<ReadFloor>& floors = workload->floors(thread_count(options));
+    const std::vector<ReadFloor>& floors = workload->floors(thread_count(options), std::min(1.0, bench.timing.min_seconds));
     progress.note(label + ", measuring");
     const Timing timing = time_pairs(data, options, floors, bench.timing);
     if (!settings.json) {
