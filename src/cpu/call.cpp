@@ -31,19 +31,23 @@ std::int64_t token_bytes(const Problem& problem) {
          static_cast<std::int64_t>(dtype_bytes(problem.kv_dtype));
 }
 
-// Tokens a tile: 64, fewer where a tile of all heads would not leave L2 room for the next one. From shapes alone, since bits depend on it.
-int tile_tokens(const Problem& problem) {
-  constexpr std::int64_t kTileBytes = 64 * 1024;
-  int tokens = kMaxTileTokens;
-  while (tokens > kMinTileTokens && tokens * token_bytes(problem) > kTileBytes) tokens /= 2;
-  return tokens;
+// The kernel of a seq with one new token. Tiles and chunks follow it, for every seq of the problem: bits must not depend on other seqs.
+const TileKernel& leading_kernel(const Problem& problem, const IsaKernels& isa) {
+  return *isa.select(problem.kv_dtype, problem.head_dim, head_dim_v(problem), group(problem));
 }
 
-std::int64_t max_tiles(const Problem& problem) { return (max_kv_len(problem) + tile_tokens(problem) - 1) / tile_tokens(problem); }
+// KV heads of a tile. Memory is read fastest in its own order, so all of them where a tile is small enough to wait in L2; else few enough
+// to wait in half of L1 (the figures are in docs/cpu.md).
+int tile_heads(const Problem& problem, int tile_tokens, int heads) {
+  constexpr std::int64_t kWholeTileBytes = 128 * 1024, kPartTileBytes = 16 * 1024;
+  const std::int64_t head_bytes = tile_tokens * token_bytes(problem) / problem.kv_heads;
+  const std::int64_t bytes = heads * head_bytes <= kWholeTileBytes ? kWholeTileBytes : kPartTileBytes;
+  return static_cast<int>(std::clamp<std::int64_t>(bytes / head_bytes, 1, std::min(heads, kMaxTileHeads)));
+}
 
-int chunk_tiles(const Problem& problem) { return kChunkTokens / tile_tokens(problem); }
+std::int64_t max_tiles(const Problem& problem, int tile_tokens) { return (max_kv_len(problem) + tile_tokens - 1) / tile_tokens; }
 
-Line make_line(const Problem& problem, const Options& options, HeadOrder order, int workers) {
+Line make_line(const Problem& problem, const Options& options, HeadOrder order, const Sizes& sizes) {
   Line line;
   line.num_seqs = problem.batch;
   line.kv_lens = problem.kv_lens;
@@ -54,22 +58,22 @@ Line make_line(const Problem& problem, const Options& options, HeadOrder order, 
   line.group = group(problem);
   line.head_order = order;
   line.window_left = problem.window_left;
-  line.tile_tokens = tile_tokens(problem);
-  line.chunk_tiles = options.batch_invariant ? chunk_tiles(problem) : 0;
+  line.tile_tokens = sizes.tile_tokens;
+  line.chunk_tiles = options.batch_invariant ? kChunkTokens / sizes.tile_tokens : 0;
   line.fragment_cost_tiles = 1;
   line.policy = options.policy;
-  line.workers = workers;
+  line.workers = sizes.workers;
   const std::int64_t tile_bytes = line.tile_tokens * token_bytes(problem) / (order == HeadOrder::kBeside ? 1 : problem.kv_heads);
   line.min_stretch_units = static_cast<int>(std::max<std::int64_t>(1, kMinStretchBytes / tile_bytes));
   return line;
 }
 
 // Splits come from the room of a seq, not from lengths: the query knows no lengths.
-int flashdecoding_splits_of(const Problem& problem, const Options& options, HeadOrder order, int workers) {
+int flashdecoding_splits_of(const Problem& problem, const Options& options, HeadOrder order, const Sizes& sizes) {
   if (options.splits > 0) return options.splits;
   const std::int64_t outputs = static_cast<std::int64_t>(problem.batch) * (order == HeadOrder::kBeside ? 1 : problem.kv_heads);
-  const std::int64_t tiles = max_tiles(problem);
-  return flashdecoding_splits(std::max<std::int64_t>(outputs, 1), workers, static_cast<int>(std::max<std::int64_t>(tiles, 1)));
+  const std::int64_t tiles = max_tiles(problem, sizes.tile_tokens);
+  return flashdecoding_splits(std::max<std::int64_t>(outputs, 1), sizes.workers, static_cast<int>(std::max<std::int64_t>(tiles, 1)));
 }
 
 }  // namespace
@@ -100,6 +104,9 @@ Sizes call_sizes(const Problem& problem, const Options& options, const IsaKernel
   const HeadOrder order = options.head_order == HeadOrder::kAlong ? HeadOrder::kAlong : HeadOrder::kBeside;
   sizes.heads = order == HeadOrder::kBeside ? problem.kv_heads : 1;
 
+  sizes.tile_tokens = leading_kernel(problem, isa).tile_tokens;
+  sizes.tile_heads = tile_heads(problem, sizes.tile_tokens, sizes.heads);
+
   // A kernel is chosen by a seq's own rows: take the most that any of them may need.
   std::size_t row_bytes = 0, q_row_bytes = 0;
   constexpr int kDistinctQLens = 16;  // every kernel's choice is the same for all longer ones
@@ -116,7 +123,7 @@ Sizes call_sizes(const Problem& problem, const Options& options, const IsaKernel
   sizes.node_bytes = aligned(rows * sizeof(RowPartial)) + aligned(rows * row_bytes);
   sizes.q_bytes = aligned(rows * q_row_bytes);
 
-  const std::int64_t chunks = max_tiles(problem) / chunk_tiles(problem) + 2;  // a window may start inside a tile
+  const std::int64_t chunks = max_kv_len(problem) / kChunkTokens + 2;  // a window may start inside a tile
   sizes.slot_nodes = options.batch_invariant ? max_row_nodes(static_cast<int>(chunks)) : 1;
 
   if (options.policy == Policy::kLean) {
@@ -125,9 +132,9 @@ Sizes call_sizes(const Problem& problem, const Options& options, const IsaKernel
   } else {
     int splits = 1;
     if (options.policy == Policy::kFlashDecoding) {
-      splits = flashdecoding_splits_of(problem, options, order, sizes.workers);
+      splits = flashdecoding_splits_of(problem, options, order, sizes);
       if (options.head_order == HeadOrder::kAuto) {
-        splits = std::max(splits, flashdecoding_splits_of(problem, options, HeadOrder::kAlong, sizes.workers));
+        splits = std::max(splits, flashdecoding_splits_of(problem, options, HeadOrder::kAlong, sizes));
       }
     }
     const std::int64_t heads_on_line = options.head_order == HeadOrder::kBeside ? 1 : problem.kv_heads;
@@ -141,7 +148,7 @@ ScratchLayout scratch_layout(const Problem& problem, const Sizes& sizes) {
   ScratchLayout layout;
   layout.nodes = layout.q + sizes.q_bytes;
   layout.weights = layout.nodes + static_cast<std::size_t>(sizes.slot_nodes) * sizes.node_bytes;
-  layout.offsets = layout.weights + kMaxTileTokens * kMaxBlockRows * sizeof(float);
+  layout.offsets = layout.weights + static_cast<std::size_t>(sizes.tile_heads) * weights_stride(kMaxBlockRows) * sizeof(float);
   layout.visible = layout.offsets + 4 * kMaxTileTokens * sizeof(std::int64_t);
   layout.extra = layout.visible + aligned(static_cast<std::size_t>(problem.q_len) * sizeof(std::uint64_t));
   layout.bytes = layout.extra + sizes.extra_bytes;
@@ -171,15 +178,15 @@ Call make_call(const Problem& problem, const Options& options, std::span<std::by
   std::byte* base = workspace.data() + (misaligned ? kAlignment - misaligned : 0);
 
   HeadOrder order = options.head_order == HeadOrder::kAuto ? natural_order(problem) : options.head_order;
-  call.line = make_line(problem, options, order, call.sizes.workers);
+  call.line = make_line(problem, options, order, call.sizes);
   if (options.head_order == HeadOrder::kAuto && order == HeadOrder::kBeside && problem.kv_heads > 1) {
     // Too few tiles to share out: cut the heads too.
     std::int64_t tiles = 0;
     for (int seq = 0; seq < problem.batch; ++seq) tiles += seq_tiles(call.line, seq);
     if (tiles < 2 * call.sizes.workers) order = HeadOrder::kAlong;
-    call.line = make_line(problem, options, order, call.sizes.workers);
+    call.line = make_line(problem, options, order, call.sizes);
   }
-  if (options.policy == Policy::kFlashDecoding) call.line.splits = flashdecoding_splits_of(problem, options, order, call.sizes.workers);
+  if (options.policy == Policy::kFlashDecoding) call.line.splits = flashdecoding_splits_of(problem, options, order, call.sizes);
   auto* seq_units = reinterpret_cast<long long*>(base + layout.seq_units);
   seq_unit_prefix(call.line, seq_units);
   call.line.seq_units = seq_units;

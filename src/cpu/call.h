@@ -15,36 +15,38 @@ namespace leanattn::cpu {
 // Batch-invariant chunks. Short enough that two workers share 1K tokens, long enough that its partial costs little.
 constexpr int kChunkTokens = 256;
 
-// How large things are for the longest seq of a problem; from shapes alone, so that the workspace query needs no lengths.
+// How large things are, for the longest seq of a problem; from shapes alone, so that the workspace query needs no lengths.
 struct Sizes {
   int workers = 0;
-  int heads = 0;                 // KV heads that a segment serves: kv_heads side by side, 1 along the line
-  int padded_rows = 0;           // packed rows of a KV head, padding included
-  std::size_t node_bytes = 0;    // one partial of a segment: (m, ℓ) and Õ of heads·padded_rows rows
-  std::size_t q_bytes = 0;       // packed Q of a segment
-  std::size_t extra_bytes = 0;   // TileKernel::extra_bytes
-  std::int64_t slot_nodes = 0;   // partials that a cut segment may leave: 1, or a row of the merge tree
-  std::int64_t stretches = 0;    // at most
-  std::int64_t slots = 0;        // at most
+  int heads = 0;  // KV heads that a segment serves: kv_heads side by side, 1 along the line
+  int tile_tokens = 0;
+  int tile_heads = 1;           // KV heads of a tile (Tile::heads)
+  int padded_rows = 0;          // packed rows of a KV head, padding included
+  std::size_t node_bytes = 0;   // one partial of a segment: (m, ℓ) and Õ of heads·padded_rows rows
+  std::size_t q_bytes = 0;      // packed Q of a segment
+  std::size_t extra_bytes = 0;  // TileKernel::extra_bytes
+  std::int64_t slot_nodes = 0;  // partials that a cut segment may leave: 1, or a row of the merge tree
+  std::int64_t stretches = 0;   // at most
+  std::int64_t slots = 0;       // at most
 };
 
 // Byte offsets into the workspace, each a multiple of 64.
 struct Layout {
-  std::size_t seq_units = 0;      // [batch + 1] int64
-  std::size_t cut_starts = 0;     // [stretches] CutStart
-  std::size_t partials = 0;       // [slots, slot_nodes] nodes
-  std::size_t scratch = 0;        // [workers] of scratch_bytes
+  std::size_t seq_units = 0;   // [batch + 1] int64
+  std::size_t cut_starts = 0;  // [stretches] CutStart
+  std::size_t partials = 0;    // [slots, slot_nodes] nodes
+  std::size_t scratch = 0;     // [workers] of scratch_bytes
   std::size_t scratch_bytes = 0;
-  std::size_t total_bytes = 0;    // with room to align the start
+  std::size_t total_bytes = 0;  // with room to align the start
 };
 
 // Inside a worker's scratch.
 struct ScratchLayout {
   std::size_t q = 0;
-  std::size_t nodes = 0;      // [slot_nodes] nodes of an output that is not cut
-  std::size_t weights = 0;    // [kMaxTileTokens, kMaxBlockRows] floats
-  std::size_t offsets = 0;    // two tiles of K and of V offsets
-  std::size_t visible = 0;    // [q_len] words
+  std::size_t nodes = 0;    // [slot_nodes] nodes of an output that is not cut
+  std::size_t weights = 0;  // [tile_heads, weights_stride(kMaxBlockRows)] floats
+  std::size_t offsets = 0;  // two tiles of K and of V offsets
+  std::size_t visible = 0;  // [q_len] words
   std::size_t extra = 0;
   std::size_t bytes = 0;
 };
@@ -101,10 +103,10 @@ Node node_at(std::byte* at, const TileKernel& kernel, int head_dim_v, int heads,
 // Where segment s of the line stands in the tensors.
 struct Place {
   int seq = 0;
-  int first_head = 0;   // KV head
+  int first_head = 0;  // KV head
   int heads = 0;
   int q_len = 0;
-  int rows = 0;         // q_len·group
+  int rows = 0;  // q_len·group
   int padded_rows = 0;
   int kv_len = 0;
 };

@@ -57,18 +57,19 @@ void locate_tile(const SegmentRun& run, int tile, TileRows& rows) {
 }
 
 const std::byte* head_base(const SegmentRun& run, const KvView& view, int head) {
-  return static_cast<const std::byte*>(view.data) +
-         static_cast<std::int64_t>(run.place.first_head + head) * view.head_stride * static_cast<std::int64_t>(dtype_bytes(run.problem.kv_dtype));
+  return static_cast<const std::byte*>(view.data) + static_cast<std::int64_t>(run.place.first_head + head) * view.head_stride *
+                                                        static_cast<std::int64_t>(dtype_bytes(run.problem.kv_dtype));
 }
 
 // Where the heads of a token lie close together, a row of memory is all of them.
 bool heads_together(const KvView& view, int dims) { return view.head_stride <= 2 * dims; }
 
-// The lines of a tile's K or V: of all heads of the place, or of one where heads lie apart. runs: [kMaxTileTokens + 2].
-LineStream lines_of(const SegmentRun& run, const KvView& view, int dims, const std::int64_t* offsets, int tokens, int head, LineRun* runs) {
-  const bool together = heads_together(view, dims);
-  const std::byte* base = head_base(run, view, together ? 0 : head);
-  const std::int64_t last_head = together ? (run.place.heads - 1) * view.head_stride : 0;
+// The lines of K or V of a tile's heads [head, head_end): rows of several heads where they lie close together, else of the first only.
+// runs: [kMaxTileTokens + 1].
+LineStream lines_of(const SegmentRun& run, const KvView& view, int dims, const std::int64_t* offsets, int tokens, int head, int head_end,
+                    LineRun* runs) {
+  const std::byte* base = head_base(run, view, head);
+  const std::int64_t last_head = heads_together(view, dims) ? (head_end - 1 - head) * view.head_stride : 0;
   const std::int64_t row_bytes = (last_head + dims) * static_cast<std::int64_t>(dtype_bytes(run.problem.kv_dtype));
   int count = 0;
   for (int t = 0; t < tokens;) {
@@ -126,8 +127,8 @@ void for_each_block(const SegmentRun& run, Body body) {
 }
 
 std::byte* packed_q(const SegmentRun& run, int head, int row) {
-  const std::size_t floats = static_cast<std::size_t>(head * run.place.padded_rows + row) *
-                             static_cast<std::size_t>(run.kernel.padded_dims(run.problem.head_dim));
+  const std::size_t floats =
+      static_cast<std::size_t>(head * run.place.padded_rows + row) * static_cast<std::size_t>(run.kernel.padded_dims(run.problem.head_dim));
   return run.scratch + run.call.scratch_layout.q + floats * sizeof(float);
 }
 
@@ -159,52 +160,60 @@ void run_tile(const SegmentRun& run, const TileRows& rows, const TileRows& next,
   auto* visible = reinterpret_cast<std::uint64_t*>(scratch + run.call.scratch_layout.visible);
   const bool masked = mask_tile(run, rows, visible);
   const std::int64_t first_position = static_cast<std::int64_t>(run.place.kv_len) - run.place.q_len;
+  const auto element_bytes = static_cast<std::int64_t>(dtype_bytes(p.kv_dtype));
 
   Tile tile;
-  tile.k_offsets = rows.k_offsets;
-  tile.v_offsets = rows.v_offsets;
   tile.tokens = rows.tokens;
   tile.head_dim = p.head_dim;
   tile.head_dim_v = run.call.head_dim_v;
+  tile.k_offsets = rows.k_offsets;
+  tile.v_offsets = rows.v_offsets;
+  tile.k_head_bytes = p.k.head_stride * element_bytes;
+  tile.v_head_bytes = p.v.head_stride * element_bytes;
   tile.scale = run.kernel.q_is_scaled ? 1.0f : run.call.scale;
   tile.softcap = p.softcap;
+  tile.q_head_bytes = packed_q(run, 1, 0) - packed_q(run, 0, 0);
+  tile.value_stride = node.value_stride;
+  tile.head_rows = run.place.padded_rows;
   tile.weights = reinterpret_cast<float*>(scratch + run.call.scratch_layout.weights);
   tile.extra = scratch + run.call.scratch_layout.extra;
-  tile.value_stride = node.value_stride;
 
-  LineRun k_runs[kMaxTileTokens + 2], v_runs[kMaxTileTokens + 2];
-  LineStream next_k = lines_of(run, p.k, tile.head_dim, next.k_offsets, next.tokens, 0, k_runs);
-  LineStream next_v = lines_of(run, p.v, tile.head_dim_v, next.v_offsets, next.tokens, 0, v_runs);
-  LineStream nothing{LineRun{static_cast<const std::byte*>(p.k.data), std::numeric_limits<std::int32_t>::max(), 0}, nullptr};
-  float slopes[kMaxBlockRows], distances[kMaxBlockRows];
+  float slopes[kMaxTileHeads * kMaxBlockRows], distances[kMaxBlockRows];
   std::uint64_t row_visible[kMaxBlockRows];
-  for (int head = 0; head < run.place.heads; ++head) {
-    const int kv_head = run.place.first_head + head;
+  LineRun v_runs[kMaxTileTokens + 1], k_runs[kMaxTileTokens + 1];
+  LineStream nothing{LineRun{static_cast<const std::byte*>(p.k.data), std::numeric_limits<std::int32_t>::max(), 0}, nullptr};
+  for (int head = 0; head < run.place.heads; head += run.call.sizes.tile_heads) {
+    const int head_end = std::min(head + run.call.sizes.tile_heads, run.place.heads);
+    tile.heads = head_end - head;
     tile.k = head_base(run, p.k, head);
     tile.v = head_base(run, p.v, head);
-    if (head > 0 && !heads_together(p.k, tile.head_dim)) {
-      next_k = lines_of(run, p.k, tile.head_dim, next.k_offsets, next.tokens, head, k_runs);
-    }
-    if (head > 0 && !heads_together(p.v, tile.head_dim_v)) {
-      next_v = lines_of(run, p.v, tile.head_dim_v, next.v_offsets, next.tokens, head, v_runs);
-    }
+    // The K that this worker reads next: of the tile's other heads, or of the first ones of the next tile.
+    const bool here = head_end < run.place.heads;
+    const TileRows& from = here ? rows : next;
+    const int begin = here ? head_end : 0;
+    const int end = std::min(begin + run.call.sizes.tile_heads, run.place.heads);
+    LineStream lines_v = lines_of(run, p.v, tile.head_dim_v, rows.v_offsets, rows.tokens, head, head_end, v_runs);
+    LineStream next_k = lines_of(run, p.k, tile.head_dim, from.k_offsets, from.tokens, begin, end, k_runs);
     for_each_block(run, [&](int first, int, int block_rows) {
-      for (int r = 0; masked && r < block_rows; ++r) row_visible[r] = visible[std::min(first + r, run.place.rows - 1) / run.call.group];
-      for (int r = 0; p.alibi_slopes && r < block_rows; ++r) {
-        const int row = std::min(first + r, run.place.rows - 1);
-        slopes[r] = p.alibi_slopes[kv_head * run.call.group + row % run.call.group];
-        distances[r] = static_cast<float>(first_position + row / run.call.group - rows.first_token);
+      for (int r = 0; r < block_rows && (masked || p.alibi_slopes); ++r) {
+        const int packed = std::min(first + r, run.place.rows - 1);
+        const int token = packed / run.call.group;
+        row_visible[r] = masked ? visible[token] : 0;
+        distances[r] = static_cast<float>(first_position + token - rows.first_token);
+        for (int h = 0; p.alibi_slopes && h < tile.heads; ++h) {
+          slopes[h * block_rows + r] = p.alibi_slopes[(run.place.first_head + head + h) * run.call.group + packed % run.call.group];
+        }
       }
       tile.visible = masked ? row_visible : nullptr;
       tile.slopes = p.alibi_slopes ? slopes : nullptr;
       tile.distances = distances;
+      tile.lines_v = first == 0 ? &lines_v : &nothing;
+      tile.next_k = first == 0 ? &next_k : &nothing;
       tile.block_rows = block_rows;
       tile.q = packed_q(run, head, first);
       const std::int64_t row = static_cast<std::int64_t>(head) * run.place.padded_rows + first;
       tile.rows = node.rows + row;
       tile.values = node.row_values(row);
-      tile.next_k = first == 0 ? &next_k : &nothing;
-      tile.next_v = first == 0 ? &next_v : &nothing;
       run.kernel.run(tile);
     });
   }

@@ -26,7 +26,7 @@ void run_tasks(const Executor& executor, int tasks, void (*body)(void* argument,
   if (tasks == 1) return body(argument, 0);
   if (executor.run) return executor.run(executor.context, tasks, body, argument);
 #if defined(_OPENMP)
-  // More tasks than threads, or fewer threads granted than asked for (nesting, limits): the stride covers every task all the same.
+    // More tasks than threads, or fewer threads granted than asked for (nesting, limits): the stride covers every task all the same.
 #pragma omp parallel num_threads(std::min(tasks, default_workers()))
   for (int task = omp_get_thread_num(); task < tasks; task += omp_get_num_threads()) body(argument, task);
 #else

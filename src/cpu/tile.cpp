@@ -42,7 +42,9 @@ std::span<const IsaKernels> highway_kernels() {
 
 WeightsStep avx3_weights_step() {
 #if HWY_TARGETS & HWY_AVX3
-  if (hwy::SupportedTargets() & HWY_AVX3) return N_AVX3::weights_step;
+  // Asking the processor is slow under virtualization: once.
+  static const bool supported = (hwy::SupportedTargets() & HWY_AVX3) != 0;
+  if (supported) return N_AVX3::weights_step;
 #endif
   return nullptr;
 }

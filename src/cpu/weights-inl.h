@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+// The second step of a tile: scores become weights. Mask, soft-cap and ALiBi are uniform branches over one layout, weights[t·R + r], with all
+// lanes in use for every number of rows R; then the online softmax (Milakov & Gimelshein, 2018).
+#if defined(LEANATTN_WEIGHTS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef LEANATTN_WEIGHTS_INL_H_
+#undef LEANATTN_WEIGHTS_INL_H_
+#else
+#define LEANATTN_WEIGHTS_INL_H_
+#endif
+
+#include "hwy/contrib/math/math-inl.h"
+#include "hwy/highway.h"
+#include "src/cpu/tile.h"
+#include "src/cpu/units-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace leanattn::cpu {
+namespace HWY_NAMESPACE {
+
+// Lane l of a vector of weights belongs to row l % R and to the vector's token l / R.
+
+// v[l ^ Distance] in lane l.
+template <int Distance>
+HWY_INLINE Vec swap_lanes(Vec v) {
+#if HWY_TARGET == HWY_SCALAR
+  return v;
+#else
+  if constexpr (Distance == 1) return hn::Shuffle2301(v);
+  if constexpr (Distance == 2) return hn::Shuffle1032(v);
+  if constexpr (Distance == 4) return hn::SwapAdjacentBlocks(v);
+  if constexpr (Distance == 8) return hn::ConcatLowerUpper(Floats(), v, v);
+  return v;
+#endif
+}
+
+// Every lane gets the combination of all lanes of its row.
+template <int R, int Distance = kLanes / 2, class Combine>
+HWY_INLINE Vec fold_lanes(Vec v, Combine combine) {
+  if constexpr (Distance >= R) {
+    return fold_lanes<R, Distance / 2>(combine(v, swap_lanes<Distance>(v)), combine);
+  } else {
+    return v;
+  }
+}
+
+// per_row[l % R] in lane l.
+template <int R>
+HWY_INLINE Vec spread_rows(const float* per_row) {
+  HWY_ALIGN float lanes[kLanes];
+  for (int l = 0; l < kLanes; ++l) lanes[l] = per_row[l % R];
+  return hn::Load(Floats(), lanes);
+}
+
+template <int R>
+HWY_NOINLINE void hide_masked(const Tile& tile, float* weights) {
+  for (int r = 0; r < R; ++r) {
+    for (int t = 0; t < tile.tokens; ++t) {
+      if (!(tile.visible[r] >> t & 1)) weights[t * R + r] = kMinusInfinity;
+    }
+  }
+}
+
+// softcap·tanh(s / softcap), then −slope·|position − t|.
+template <int R>
+HWY_NOINLINE void bend_scores(const Tile& tile, int head, float* weights, int vectors) {
+  const Floats f;
+  constexpr int kTokens = kLanes / R;
+  if (tile.softcap > 0.0f) {
+    const Vec cap = hn::Set(f, tile.softcap);
+    const Vec inverse = hn::Set(f, tile.scale / tile.softcap);
+    for (int i = 0; i < vectors; ++i) {
+      float* p = weights + i * kLanes;
+      hn::Store(hn::Mul(cap, hn::Tanh(f, hn::Mul(hn::Load(f, p), inverse))), f, p);
+    }
+  } else if (tile.scale != 1.0f) {
+    const Vec scale = hn::Set(f, tile.scale);
+    for (int i = 0; i < vectors; ++i) {
+      float* p = weights + i * kLanes;
+      hn::Store(hn::Mul(hn::Load(f, p), scale), f, p);
+    }
+  }
+  if (tile.slopes) {
+    const Vec slope = spread_rows<R>(tile.slopes + head * R);
+    HWY_ALIGN float token_of_lane[kLanes];
+    for (int l = 0; l < kLanes; ++l) token_of_lane[l] = static_cast<float>(l / R);
+    Vec distance = hn::Sub(spread_rows<R>(tile.distances), hn::Load(f, token_of_lane));
+    const Vec step = hn::Set(f, static_cast<float>(kTokens));
+    for (int i = 0; i < vectors; ++i) {
+      float* p = weights + i * kLanes;
+      hn::Store(hn::NegMulAdd(slope, hn::Abs(distance), hn::Load(f, p)), f, p);
+      distance = hn::Sub(distance, step);
+    }
+  }
+}
+
+// Scores become e^(s − m); (m, ℓ) of each row move on; factors[r] = e^(m_old − m_new).
+template <int R>
+HWY_INLINE void head_weights(const Tile& tile, int head, float* HWY_RESTRICT factors, LineStream& next) {
+  const Floats f;
+  constexpr int kTokens = kLanes / R;
+  const int vectors = (tile.tokens + kTokens - 1) / kTokens;
+  float* weights = tile.weights + head * weights_stride(R);
+  RowPartial* rows = tile.rows + static_cast<std::int64_t>(head) * tile.head_rows;
+  if (tile.softcap > 0.0f || tile.slopes || tile.scale != 1.0f) bend_scores<R>(tile, head, weights, vectors);
+  if (tile.visible) hide_masked<R>(tile, weights);
+  for (int i = tile.tokens * R; i < vectors * kLanes; ++i) weights[i] = kMinusInfinity;
+
+  HWY_ALIGN float lanes[3][kLanes];
+  for (int l = 0; l < kLanes; ++l) lanes[0][l] = rows[l % R].max;
+  const Vec old_max = hn::Load(f, lanes[0]);
+  Vec largest = hn::Load(f, weights);
+  for (int i = 1; i < vectors; ++i) largest = hn::Max(largest, hn::Load(f, weights + i * kLanes));
+  const Vec max = hn::Max(old_max, fold_lanes<R>(largest, [](Vec a, Vec b) { return hn::Max(a, b); }));
+  // No key yet: against 0 every weight is e^−inf = 0. Exp gives 0 below −104, and is never handed −inf.
+  const Vec base = hn::IfThenZeroElse(hn::Eq(max, hn::Set(f, kMinusInfinity)), max);
+  const Vec floor = hn::Set(f, -110.0f);
+  Vec sums = hn::Zero(f);
+  for (int i = 0; i < vectors; ++i) {
+    const Vec weight = hn::Exp(f, hn::Max(hn::Sub(hn::Load(f, weights + i * kLanes), base), floor));
+    hn::Store(weight, f, weights + i * kLanes);
+    sums = hn::Add(sums, weight);
+    next.fetch();
+  }
+  hn::Store(max, f, lanes[0]);
+  hn::Store(hn::Exp(f, hn::Max(hn::Sub(old_max, base), floor)), f, lanes[1]);
+  hn::Store(fold_lanes<R>(sums, [](Vec a, Vec b) { return hn::Add(a, b); }), f, lanes[2]);
+  for (int r = 0; r < R; ++r) {
+    factors[r] = lanes[1][r];
+    rows[r].sum = rows[r].sum * factors[r] + lanes[2][r];
+    rows[r].max = lanes[0][r];
+  }
+}
+
+// Blocks of 8 or 16 rows for tile_amx.cpp.
+inline void weights_step(const Tile& tile, float* factors) {
+  if constexpr (kLanes == 16) {
+    LineStream lines_v = *tile.lines_v;
+    for (int head = 0; head < tile.heads; ++head) {
+      float* to = factors + head * kMaxBlockRows;
+      tile.block_rows == 16 ? head_weights<16>(tile, head, to, lines_v) : head_weights<8>(tile, head, to, lines_v);
+    }
+    *tile.lines_v = lines_v;
+  }
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace leanattn::cpu
+HWY_AFTER_NAMESPACE();
+
+#endif  // LEANATTN_WEIGHTS_INL_H_
