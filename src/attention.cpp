@@ -39,6 +39,7 @@ void merge(const MergeProblem& problem) {
     for (int first = 0; first < dims; first += kStrip) {
       const int count = std::min(kStrip, dims - first);
       RowPartial total;
+      float base_lse = kMinusInfinity;  // in the caller's base, as given: a lone shard keeps its bits
       std::fill(values, values + count, 0.0f);
       for (std::int64_t shard = 0; shard < problem.shards; ++shard) {
         const std::int64_t at = shard * problem.rows + row;
@@ -47,11 +48,12 @@ void merge(const MergeProblem& problem) {
         for (int i = 0; i < count; ++i) shard_values[i] = load_as_float(problem.shard_o, problem.dtype, at * dims + first + i);
         const RowMerge merge = merge_rows(total, partial);
         merge_values(merge, values, shard_values, count);
+        if (merge.swapped) base_lse = problem.shard_lse[at];
         total = merge.row;
       }
       const float factor = finish_factor(total);
       for (int i = 0; i < count; ++i) store_from_float(problem.o, problem.dtype, row * dims + first + i, values[i] * factor);
-      if (problem.lse && first == 0) problem.lse[row] = finish_lse(total) / to_natural;
+      if (problem.lse && first == 0) problem.lse[row] = total.sum > 0.0f ? base_lse + log_natural(total.sum) / to_natural : kMinusInfinity;
     }
   }
 }

@@ -59,8 +59,10 @@ void aligned(std::string_view name, const void* pointer, std::size_t bytes) {
   if (address % bytes != 0) invalid("{} at {:#x}: must be aligned to {} bytes", name, address, bytes);
 }
 
-void not_null(std::string_view name, const void* pointer, std::string_view why) {
-  if (pointer == nullptr) invalid("{} is null: needed with {}", name, why);
+// why: a sentence's end with its arguments, put together only when it is needed.
+template <class... Args>
+void not_null(std::string_view name, const void* pointer, fmt::format_string<Args...> why, Args&&... args) {
+  if (pointer == nullptr) invalid("{} is null: needed with {}", name, fmt::format(why, std::forward<Args>(args)...));
 }
 
 // One index of a tensor: how many values it takes and how many elements lie between two of them.
@@ -161,19 +163,19 @@ void validate_pointers(const Problem& p) {
   if (p.batch == 0) return;
   const bool paged = p.kv_layout == KvLayout::kPaged;
   if (p.kv_layout == KvLayout::kRagged) {
-    not_null("cu_seqlens_kv", p.cu_seqlens_kv, fmt::format("kv_layout ragged and batch {}", p.batch));
+    not_null("cu_seqlens_kv", p.cu_seqlens_kv, "kv_layout ragged and batch {}", p.batch);
   } else {
-    not_null("kv_lens", p.kv_lens, fmt::format("kv_layout {} and batch {}", paged ? "paged" : "batched", p.batch));
+    not_null("kv_lens", p.kv_lens, "kv_layout {} and batch {}", paged ? "paged" : "batched", p.batch);
   }
-  if (paged && p.max_pages > 0) not_null("block_table", p.block_table, fmt::format("kv_layout paged and max_pages {}", p.max_pages));
+  if (paged && p.max_pages > 0) not_null("block_table", p.block_table, "kv_layout paged and max_pages {}", p.max_pages);
   if (p.q_len == 0) return;
-  not_null("q", p.q.data, fmt::format("batch {} and q_len {}", p.batch, p.q_len));
-  not_null("o", p.o.data, fmt::format("batch {} and q_len {}", p.batch, p.q_len));
+  not_null("q", p.q.data, "batch {} and q_len {}", p.batch, p.q_len);
+  not_null("o", p.o.data, "batch {} and q_len {}", p.batch, p.q_len);
   // A cache without room, or of a ragged batch whose lengths may all be 0, has no address; check_data looks at the lengths.
   const bool roomless = max_kv_len(p) == 0 || (paged && p.num_pages == 0) || p.kv_layout == KvLayout::kRagged;
   if (!roomless) {
-    not_null("k", p.k.data, fmt::format("room for {} tokens a seq", max_kv_len(p)));
-    not_null("v", p.v.data, fmt::format("room for {} tokens a seq", max_kv_len(p)));
+    not_null("k", p.k.data, "room for {} tokens a seq", max_kv_len(p));
+    not_null("v", p.v.data, "room for {} tokens a seq", max_kv_len(p));
   }
 }
 
@@ -330,10 +332,9 @@ void validate_merge(const MergeProblem& problem) {
   aligned("shard_lse", p.shard_lse, 4);
   aligned("lse", p.lse, 4);
   if (p.rows == 0) return;
-  const std::string rows = fmt::format("rows {}", p.rows);
-  not_null("shard_o", p.shard_o, rows);
-  not_null("shard_lse", p.shard_lse, rows);
-  not_null("o", p.o, rows);
+  not_null("shard_o", p.shard_o, "rows {}", p.rows);
+  not_null("shard_lse", p.shard_lse, "rows {}", p.rows);
+  not_null("o", p.o, "rows {}", p.rows);
 }
 
 void check_workspace(const void* workspace, std::size_t workspace_bytes, std::size_t needed_bytes) {

@@ -307,6 +307,7 @@ TEST(CApi, LastErrorIsTheThreadsOwn) {
 TEST(CApi, NothingIsThrown) {
   const auto owned = right_problem(KvLayout::kBatched);
   owned->options.workers = 2;
+  owned->options.policy = Policy::kFa2;  // a stretch a seq: one stretch alone would run on the caller
   using Body = void (*)(void*, std::int32_t);
   owned->options.executor.run = [](void*, std::int32_t, Body, void*) { throw std::bad_alloc(); };
   EXPECT_EQ(decode_c(*owned), LEANATTN_INTERNAL);

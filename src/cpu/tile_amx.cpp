@@ -299,11 +299,18 @@ void pack_q(const QBlock& block, void* packed) {
   }
 }
 
+// bfloat16_from_float of numeric.h, 16 at a time: the processor's own conversion would flush subnormal numbers.
 LEANATTN_AMX void store_row(const float* values, float factor, int head_dim_v, void* o) {
   const __m512 scale = _mm512_set1_ps(factor);
   for (int dim = 0; dim < head_dim_v; dim += 16) {
-    const __m256bh rounded = _mm512_cvtneps_pbh(_mm512_mul_ps(scale, _mm512_load_ps(values + dim)));
-    std::memcpy(static_cast<Element*>(o) + dim, &rounded, sizeof rounded);
+    const __m512 value = _mm512_mul_ps(scale, _mm512_load_ps(values + dim));
+    const __m512i raw = _mm512_castps_si512(value);
+    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(raw, 16), _mm512_set1_epi32(1));
+    const __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(raw, _mm512_set1_epi32(0x7fff)), odd);
+    const __mmask16 is_nan = _mm512_cmp_ps_mask(value, value, _CMP_UNORD_Q);
+    const __m512i bits = _mm512_mask_or_epi32(rounded, is_nan, raw, _mm512_set1_epi32(0x400000));
+    const __m256i halves = _mm512_cvtepi32_epi16(_mm512_srli_epi32(bits, 16));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(static_cast<Element*>(o) + dim), halves);
   }
 }
 
