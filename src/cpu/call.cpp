@@ -83,11 +83,11 @@ const TileKernel& Call::kernel(int rows) const { return *isa->select(problem->kv
 const IsaKernels& find_isa(const Options& options) {
   const auto known = isa_kernels();
   if (!options.cpu_isa) return known.front();
-  std::string names;
   for (const IsaKernels& isa : known) {
     if (std::string_view(isa.isa) == options.cpu_isa) return isa;
-    names += (names.empty() ? "" : ", ") + std::string(isa.isa);
   }
+  std::string names;
+  for (const IsaKernels& isa : known) names += (names.empty() ? "" : ", ") + std::string(isa.isa);
   reject_cpu_isa(options.cpu_isa, names.c_str());
 }
 

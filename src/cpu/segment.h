@@ -6,8 +6,8 @@
 
 namespace leanattn::cpu {
 
-// Partials of one output on their way to one, in tile order, for rows [row_begin, row_end) of its heads·padded_rows packed rows. Siblings of
-// the merge tree merge as they meet, the right one into the left one's memory.
+// Partials of one output on their way to one, in tile order, for rows [row_begin, row_end) of its heads·padded_rows packed rows.
+// Siblings of the merge tree merge as they meet, the right one into the left one's memory.
 class NodeStack {
  public:
   NodeStack(const Call& call, const Place& place, std::int64_t row_begin, std::int64_t row_end);

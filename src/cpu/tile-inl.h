@@ -309,7 +309,8 @@ inline int block_rows(int rows) {
   return block;
 }
 
-// Packed Q: [units, block_rows, unit] floats or, where a lane is a row, [slots, block_rows]; scaled, zero in overlapped slots and padding rows.
+// Packed Q: [units, block_rows, unit] floats or, where a lane is a row, [slots, block_rows]; scaled, zero in overlapped slots and in
+// padding rows.
 template <class Kv>
 void pack_q(const QBlock& block, void* packed) {
   const Floats f;

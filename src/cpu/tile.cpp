@@ -5,8 +5,8 @@
 #include <string_view>
 #include <vector>
 
-// SSSE3 and the finer AVX-512 levels add nothing that the kernel uses. SVE's vectors have no size and cannot stand in arrays, so SVE machines
-// run the NEON code.
+// SSSE3 and the finer AVX-512 levels add nothing that the kernel uses. SVE's vectors have no size and cannot stand in arrays, so SVE
+// machines run the NEON code.
 #define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_AVX3_DL | HWY_SVE | HWY_SVE2)
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "src/cpu/tile.cpp"

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // The tile kernel on AMX tile registers, for bfloat16. Same three steps as tile-inl.h, whose weights step it shares.
 //
-//   scores   S[16 tokens, R rows] = K·Qᵀ: K is tile operand A as it lies in memory (16 rows of 32 dims), Q is packed once a segment as operand B
-//            (pairs of dims side by side).
+//   scores   S[16 tokens, R rows] = K·Qᵀ: K is tile operand A as it lies in memory (16 rows of 32 dims), Q is packed once a segment as
+//            operand B (pairs of dims side by side).
 //   weights  as everywhere, R = 8 or 16 rows a token.
 //   values   Õ[R rows, 16 dims] += P·V over 32 tokens: P is transposed to rows of tokens and split into two bfloat16 terms (16 bits of the
 //            weight: the product is as good as float32's); V's tokens are interleaved in pairs, as operand B wants them.
-// Arithmetic costs a quarter of what the vector units need for 8 rows, so that reading K and V is all that is left. Subnormal inputs count as
-// zero. head_dim must be a multiple of 32 (operand A's row), head_dim_v too (one load of V).
+// For more than four rows this is faster than the vector units (docs/cpu.md). Subnormal inputs count as zero. head_dim must be a multiple
+// of 32 (operand A's row), head_dim_v too (one load of V).
 #include "src/cpu/tile.h"
 
 #if defined(__x86_64__) && defined(__linux__)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The second step of a tile: scores become weights. Mask, soft-cap and ALiBi are uniform branches over one layout, weights[t·R + r], with all
-// lanes in use for every number of rows R; then the online softmax (Milakov & Gimelshein, 2018).
+// The second step of a tile: scores become weights. Mask, soft-cap and ALiBi are uniform branches over one layout, weights[t·R + r], with
+// all lanes in use for every number of rows R; then the online softmax (Milakov & Gimelshein, 2018).
 #if defined(LEANATTN_WEIGHTS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef LEANATTN_WEIGHTS_INL_H_
 #undef LEANATTN_WEIGHTS_INL_H_
