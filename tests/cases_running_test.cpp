@@ -57,7 +57,7 @@ TEST(Cases, R3_ExactWorkspaceReusedByOthers) {
           if (round == 1) std::fill(begin, begin + bytes, std::byte{0xff});
           all[i]->reset_outputs();
           decode(p, options, {begin, bytes});
-          ASSERT_TRUE(compare(p, reference).ok()) << lines[i] << " shift " << shift << " " << text_of(options);
+          ASSERT_TRUE(is_right(p, reference)) << lines[i] << " shift " << shift << " " << text_of(options);
           const auto whole = [](std::byte b) { return b == std::byte{0x3c}; };
           ASSERT_TRUE(std::all_of(begin - kGuard, begin, whole)) << lines[i] << " " << text_of(options);
           ASSERT_TRUE(std::all_of(begin + bytes, begin + bytes + kGuard, whole)) << lines[i] << " shift " << shift << text_of(options);

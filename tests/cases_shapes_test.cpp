@@ -64,7 +64,7 @@ TEST(Cases, S2_EveryLengthEveryPolicyEverySplit) {
         std::fill_n(static_cast<std::byte*>(alone.problem.o.data), 2 * 32 * dtype_bytes(whole.q_dtype), std::byte{0xff});
         decode_alone(alone.problem, with_isa(options_of(cut), isa + static_cast<std::size_t>(seq)));
         Reference one = compute_reference(alone.problem, {.kv_heads_per_seq = 0, .threads = 1});
-        EXPECT_TRUE(compare(alone.problem, one).ok()) << "length " << seq + 1 << " row " << row << " " << text_of(options_of(cut));
+        EXPECT_TRUE(is_right(alone.problem, one)) << "length " << seq + 1 << " row " << row << " " << text_of(options_of(cut));
       }
     }
   }
@@ -120,7 +120,7 @@ TEST(Cases, S3_InterleavedCacheAndLayerInsidePage) {
       const Problem& p = caches[i]->p;
       std::fill(caches[i]->o.begin(), caches[i]->o.end(), std::nanf(""));
       decode_alone(p, with_isa(options_of(ways()[way]), way));
-      EXPECT_TRUE(compare(p, compute_reference(p)).ok()) << "cache " << i << " " << text_of(options_of(ways()[way]));
+      EXPECT_TRUE(is_right(p, compute_reference(p))) << "cache " << i << " " << text_of(options_of(ways()[way]));
       bits[i] = output_bits(p);
     }
     EXPECT_EQ(bits[0], bits[1]);
@@ -181,7 +181,7 @@ void expect_right_far(Problem p, DType dtype, std::int64_t elements, int kv_head
   for (std::size_t way = 0; way < ways().size(); ++way) {
     std::fill(o.begin(), o.end(), std::byte{0xff});
     decode_alone(p, with_isa(options_of(ways()[way]), way));
-    EXPECT_TRUE(compare(p, reference).ok()) << text_of(options_of(ways()[way]));
+    EXPECT_TRUE(is_right(p, reference)) << text_of(options_of(ways()[way]));
   }
 }
 
@@ -267,16 +267,31 @@ TEST(Cases, S6_PageSizes) {
 
 // --- Batches ---
 
+// The worst of thousands of rows is held against the worst naive row of as many: all sequences of one length pool their naive errors.
+void pool_lengths(const Problem& p, Reference& reference) {
+  std::map<int, std::pair<double, double>> worst;
+  for (int seq = 0; seq < p.batch; ++seq) {
+    auto& [o, lse] = worst[seq_kv_len(p, seq)];
+    o = std::max(o, reference.naive_o_error[static_cast<std::size_t>(seq)]);
+    lse = std::max(lse, reference.naive_lse_error[static_cast<std::size_t>(seq)]);
+  }
+  for (int seq = 0; seq < p.batch; ++seq) {
+    const auto at = static_cast<std::size_t>(seq);
+    std::tie(reference.naive_o_error[at], reference.naive_lse_error[at]) = worst[seq_kv_len(p, seq)];
+  }
+}
+
 TEST(Cases, S7_Batch1To50) {
   for (const char* line : {"50 40 8 64 512", "50 40 8 32 1k dtype=f32"}) {
     CaseData data(parse_case(line));
     Problem p = data.problem();
-    const Reference reference = compute_reference(p, {.kv_heads_per_seq = 2, .threads = 0});
+    Reference reference = compute_reference(p, {.kv_heads_per_seq = 2, .threads = 0});
+    pool_lengths(p, reference);
     for (int batch = 1; batch <= 50; batch += batch < 6 || !short_run() ? 1 : 11) {
       p.batch = batch;
       const Options options = with_isa(options_of(ways()[static_cast<std::size_t>(batch) % ways().size()]), 0);
       const Bits bits = decoded_bits(data, p, options);
-      EXPECT_TRUE(compare(p, reference).ok()) << "batch " << batch << " " << text_of(options);
+      EXPECT_TRUE(is_right(p, reference)) << "batch " << batch << " " << text_of(options);
       for (const std::uint32_t word : bits) ASSERT_FALSE(std::isnan(std::bit_cast<float>(word)));
       if (batch < 50) {
         EXPECT_TRUE(std::isnan(data.o_at(batch * 40, 0)));
@@ -285,20 +300,10 @@ TEST(Cases, S7_Batch1To50) {
   }
 }
 
-// The worst of thousands of rows is held against the worst naive row of as many: all sequences of one length pool their naive errors.
 void expect_right_pooled(const std::string& line) {
   CaseData data(parse_case(line));
-  const Problem p = data.problem();
-  Reference reference = compute_reference(p);
-  std::map<int, std::pair<double, double>> worst;
-  for (std::size_t seq = 0; seq < reference.naive_o_error.size(); ++seq) {
-    auto& [o, lse] = worst[seq_kv_len(p, static_cast<int>(seq))];
-    o = std::max(o, reference.naive_o_error[seq]);
-    lse = std::max(lse, reference.naive_lse_error[seq]);
-  }
-  for (std::size_t seq = 0; seq < reference.naive_o_error.size(); ++seq) {
-    std::tie(reference.naive_o_error[seq], reference.naive_lse_error[seq]) = worst[seq_kv_len(p, static_cast<int>(seq))];
-  }
+  Reference reference = compute_reference(data.problem());
+  pool_lengths(data.problem(), reference);
   expect_right_every_way(data, reference);
 }
 
@@ -343,7 +348,7 @@ TEST(Cases, S9_OneOfAMillionAmongShort) {
                          Way{Policy::kLean, 0, HeadOrder::kBeside, false, 5}, Way{Policy::kFlashDecoding, 0, HeadOrder::kAuto, false, 5}}) {
     std::fill(o.begin(), o.end(), std::nanf(""));
     decode_alone(p, options_of(way));
-    EXPECT_TRUE(compare(p, reference).ok()) << text_of(options_of(way));
+    EXPECT_TRUE(is_right(p, reference)) << text_of(options_of(way));
     EXPECT_TRUE(std::none_of(o.begin(), o.end(), [](float x) { return std::isnan(x); }));
   }
 }

@@ -95,6 +95,17 @@ inline std::string text_of(const Options& options) {
 
 // --- Right values ---
 
+// The outputs that a call left.
+inline ::testing::AssertionResult is_right(const Problem& problem, const Reference& reference) {
+  const Comparison comparison = compare(problem, reference);
+  if (comparison.ok()) return ::testing::AssertionSuccess();
+  const bool of_lse = comparison.lse.ratio > comparison.o.ratio;
+  const Worst& worst = of_lse ? comparison.lse : comparison.o;
+  return ::testing::AssertionFailure() << (of_lse ? "lse" : "o") << " of seq " << worst.seq << ", token " << worst.token << ", q_head "
+                                       << worst.q_head << ", dim " << worst.dim << ": error " << worst.error << ", tolerance "
+                                       << worst.tolerance;
+}
+
 // One call on poisoned outputs and workspace against the reference, with every canary whole.
 inline ::testing::AssertionResult is_right(CaseData& data, const Options& options, const Reference& reference) {
   tools::Accuracy accuracy;
