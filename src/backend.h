@@ -16,6 +16,12 @@ std::size_t workspace_bytes(const Problem& problem, const Options& options);
 // workspace is large enough (attention.cpp has checked); throws Error kInvalidData before O or LSE is touched.
 void decode(const Problem& problem, const Options& options, std::span<std::byte> workspace);
 std::vector<std::string> isas();  // fastest first
+// Tokens of a tile and the cost of an output in tiles, as the schedule of this problem has them: for pictures of it.
+struct Tiling {
+  int tile_tokens = 0;
+  int fragment_cost_tiles = 0;
+};
+Tiling tiling(const Problem& problem, const Options& options);
 }  // namespace cpu
 
 }  // namespace leanattn

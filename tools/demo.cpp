@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 #include <CLI/CLI.hpp>
 
+#include "backend.h"
 #include "tools/build_info.h"
 #include "tools/commands.h"
 #include "tools/options.h"
@@ -19,7 +20,6 @@ namespace {
 
 constexpr int kQHeads = 32, kKvHeads = 8, kHeadDim = 128;  // Llama-3-8B
 constexpr int kPageSize = 16;
-constexpr int kTileTokens = 64;
 constexpr TimingOptions kTiming{.min_seconds = 1.0, .min_pairs = 9, .max_seconds = 8.0};
 
 struct DemoSettings {
@@ -51,15 +51,15 @@ Case decode_step(const std::vector<std::int32_t>& contexts, int threads) {
   return c;
 }
 
-PlanRequest plan_of(const Case& c) {
+PlanRequest plan_of(const Case& c, const cpu::Tiling& tiling) {
   PlanRequest request;
   request.kv_lens = c.kv_lens;
   request.q_heads = c.q_heads;
   request.kv_heads = c.kv_heads;
   request.workers = c.workers;
-  request.tile_tokens = kTileTokens;
+  request.tile_tokens = tiling.tile_tokens;
   request.head_order = HeadOrder::kBeside;
-  request.fragment_cost_tiles = 1;
+  request.fragment_cost_tiles = tiling.fragment_cost_tiles;
   return request;
 }
 
@@ -108,7 +108,7 @@ int run_demo(const DemoSettings& settings) {
   const Reference reference = compute_reference(data.problem(), sample);
   progress.note("finding the fastest plain reading of the same bytes");
   const std::vector<ReadFloor> floors = make_floors(data, step.workers, 1.0);
-  const PlanRequest request = plan_of(step);
+  const PlanRequest request = plan_of(step, cpu::tiling(data.problem(), run_options(step, {})));
   const std::vector<PlannedPolicy> plans = make_plans(request);
   std::vector<PolicyResult> results;
   for (const PlannedPolicy& planned : plans) {

@@ -96,6 +96,10 @@ void decode(const Problem& problem, const Options& options, std::span<std::byte>
   if (round.any_cut.load(std::memory_order_relaxed)) run_tasks(options.executor, call.sizes.workers, merge_round, &round);
 }
 
+Tiling tiling(const Problem& problem, const Options& options) {
+  return {call_sizes(problem, options, find_isa(options)).tile_tokens, kFragmentCostTiles};
+}
+
 std::vector<std::string> isas() {
   std::vector<std::string> names;
   for (const IsaKernels& isa : isa_kernels()) names.emplace_back(isa.isa);

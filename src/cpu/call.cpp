@@ -60,7 +60,7 @@ Line make_line(const Problem& problem, const Options& options, HeadOrder order, 
   line.window_left = problem.window_left;
   line.tile_tokens = sizes.tile_tokens;
   line.chunk_tiles = options.batch_invariant ? kChunkTokens / sizes.tile_tokens : 0;
-  line.fragment_cost_tiles = 1;
+  line.fragment_cost_tiles = kFragmentCostTiles;
   line.policy = options.policy;
   line.workers = sizes.workers;
   const std::int64_t tile_bytes = line.tile_tokens * token_bytes(problem) / (order == HeadOrder::kBeside ? 1 : problem.kv_heads);

@@ -14,6 +14,8 @@ namespace leanattn::cpu {
 
 // Batch-invariant chunks. Short enough that two workers share 1K tokens, long enough that its partial costs little.
 constexpr int kChunkTokens = 256;
+// Packing Q, starting and finishing an output take about as long as a tile.
+constexpr int kFragmentCostTiles = 1;
 
 // How large things are, for the longest seq of a problem; from shapes alone, so that the workspace query needs no lengths.
 struct Sizes {
