@@ -146,6 +146,26 @@ TEST(Cases, H6_WindowOrMaskThatExcludesEveryKey) {
   }
 }
 
+// A row without a key is 0 whatever V holds for the rows that share its tile.
+TEST(Cases, H6_EmptyRowsBesideRowsThatSeeNan) {
+  for (const char* dtype : {"bf16", "f16", "f32"}) {
+    CaseData data(parse_case(std::string("- 6 2 64 5,3,40 q_len=9 dtype=") + dtype));
+    const Problem p = data.problem();
+    for (int seq = 0; seq < 3; ++seq) {
+      for (int i = 0; i < 64; ++i) set_kv(p, p.v, seq, seq_kv_len(p, seq) - 1, 0, i, i % 2 ? kNan : kInfinity);
+    }
+    for (std::size_t way = 0; way < ways().size(); ++way) {
+      for (std::size_t isa = 0; isa < isas().size(); ++isa) {
+        decoded_bits(data, with_isa(options_of(ways()[way]), isa));
+        for (int row = 0; row < (4 * 6); ++row) {  // the first 4 tokens of seq 0 see no key
+          for (int i = 0; i < 64; ++i) ASSERT_EQ(std::bit_cast<std::uint32_t>(data.o_at(row, i)), 0u) << isas()[isa] << " row " << row;
+          ASSERT_EQ(data.lse_at(row), kMinusInfinity);
+        }
+      }
+    }
+  }
+}
+
 TEST(Cases, H7_MergeOfEmpties) {
   constexpr int kRows = 37, kDims = 300;  // more than a strip of dims
   for (const DType dtype : {DType::kFloat32, DType::kFloat16, DType::kBFloat16}) {
