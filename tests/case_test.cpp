@@ -194,6 +194,38 @@ TEST(Case, NamesWhatItRejectsAndWhatIsAllowed) {
   }
 }
 
+TEST(Case, SplitsEndWhereTheLibraryEnds) {
+  EXPECT_EQ(parse_case("1 8 1 128 4k policy=flashdecoding:1024").splits, 1024);
+  try {
+    parse_case("1 8 1 128 4k policy=flashdecoding:1025");
+    FAIL();
+  } catch (const CaseError& error) {
+    EXPECT_NE(std::string(error.what()).find("N from 1 to 1024"), std::string::npos) << error.what();
+  }
+}
+
+TEST(Case, TheTableOfKeysHasEveryKeyOnce) {
+  std::istringstream table(case_keys_text());
+  std::set<std::string> keys;
+  std::string line;
+  std::getline(table, line);  // header
+  while (std::getline(table, line)) {
+    std::string key;
+    std::istringstream(line) >> key;
+    EXPECT_TRUE(keys.insert(key).second) << key;
+    try {
+      parse_case("1 8 1 128 4k " + key + "=?");
+      ADD_FAILURE() << "accepted ? for " << key;
+    } catch (const CaseError& error) {  // the value is wrong, not the key
+      EXPECT_EQ(std::string(error.what()).rfind(key + " \"?\"", 0), 0u) << error.what();
+    }
+  }
+  const std::set<std::string> all{"dtype",  "layout", "page",  "interleaved", "strided", "head_dim_v", "q_len",
+                                  "causal", "window", "tree",  "scale",       "softcap", "alibi",      "sink",
+                                  "lse",    "policy", "order", "invariant",   "workers", "seed",       "spread"};
+  EXPECT_EQ(keys, all);
+}
+
 TEST(Case, FilesHaveCommentsAndLineNumbers) {
   std::istringstream good("# a table\n\n1 8 1 128 4k # short\n   \n- 8 1 128 1,2\n");
   EXPECT_EQ(read_cases(good, "table").size(), 2u);

@@ -20,6 +20,7 @@ constexpr std::int64_t kMaxInt32 = std::numeric_limits<std::int32_t>::max();
 constexpr std::int64_t kMaxBatch = 1 << 20;
 constexpr std::int64_t kMaxHeads = 1 << 16;
 constexpr std::int64_t kMaxHeadDim = 1 << 16;
+constexpr std::int64_t kMaxSplits = 1024;  // as the library
 
 [[noreturn]] void fail(std::string_view what, std::string_view token, std::string_view allowed) {
   throw CaseError(fmt::format("{} \"{}\": expected {}", what, token, allowed));
@@ -114,9 +115,41 @@ struct Said {
   bool operator()(std::string_view key) const { return keys.find(key) != keys.end(); }
 };
 
-constexpr std::string_view kKeys =
-    "dtype, layout, page, interleaved, strided, head_dim_v, q_len, causal, window, tree, scale, softcap, alibi, sink, lse, policy, order, "
-    "invariant, workers, seed, spread";
+struct Key {
+  const char* name;
+  const char* values;
+  const char* fallback;  // what holds without it
+};
+
+constexpr Key kKeys[] = {
+    {"dtype", "bf16, f16, f32", "bf16"},
+    {"layout", "contiguous, head_major, ragged, paged", "contiguous; ragged for a list of lengths"},
+    {"page", "tokens a page; implies layout=paged", "16 with layout=paged"},
+    {"interleaved", "0, 1: K and V in one buffer", "0"},
+    {"strided", "0, 1: views out of a wider buffer", "0"},
+    {"head_dim_v", "N", "head_dim"},
+    {"q_len", "N, or one length a sequence: 1,4x3", "1"},
+    {"causal", "0, 1", "1"},
+    {"window", "tokens to the left", "all"},
+    {"tree", "N: a random tree over q_len = N tokens", "no tree"},
+    {"scale", "a number above 0", "1 / sqrt(head_dim)"},
+    {"softcap", "a number above 0", "off"},
+    {"alibi", "0, 1", "0"},
+    {"sink", "a number such as 1.0; 1: varies by head", "none"},
+    {"lse", "e, 2, none", "e"},
+    {"policy", "lean, fa2, flashdecoding, flashdecoding:N", "lean"},
+    {"order", "auto, along, beside", "auto"},
+    {"invariant", "0, 1: batch-invariant", "0"},
+    {"workers", "N", "all threads"},
+    {"seed", "N", "1"},
+    {"spread", "standard deviation of the logits", "1"},
+};
+
+std::string key_names() {
+  std::string names;
+  for (const Key& key : kKeys) names += fmt::format("{}{}", names.empty() ? "" : ", ", key.name);
+  return names;
+}
 
 void parse_key(Case& c, std::string_view key, std::string_view token) {
   if (key == "dtype") {
@@ -163,7 +196,7 @@ void parse_key(Case& c, std::string_view key, std::string_view token) {
   } else if (key == "spread") {
     c.spread = parse_real(key, token, true);
   } else {
-    fail("key", key, kKeys);
+    fail("key", key, key_names());
   }
 }
 
@@ -239,12 +272,18 @@ void parse_policy(std::string_view token, Policy& policy, std::int32_t& splits) 
   const std::string_view name = token.substr(0, colon);
   for (const Word<Policy>& word : kPolicies) {
     if (name != word.text || (colon != std::string_view::npos && word.value != Policy::kFlashDecoding)) continue;
-    if (!count || *count > (1 << 16) || (colon != std::string_view::npos && *count < 1)) break;
+    if (!count || *count > kMaxSplits || (colon != std::string_view::npos && *count < 1)) break;
     policy = word.value;
     splits = static_cast<std::int32_t>(*count);
     return;
   }
-  fail("policy", token, "one of lean, fa2, flashdecoding, or flashdecoding:N with N from 1 to 65536");
+  fail("policy", token, fmt::format("one of lean, fa2, flashdecoding, or flashdecoding:N with N from 1 to {}", kMaxSplits));
+}
+
+std::string case_keys_text() {
+  std::string text = fmt::format("  {:<12} {:<42} {}\n", "key", "values", "default");
+  for (const Key& key : kKeys) text += fmt::format("  {:<12} {:<42} {}\n", key.name, key.values, key.fallback);
+  return text;
 }
 
 Case parse_case(std::string_view text) {
@@ -269,7 +308,7 @@ Case parse_case(std::string_view text) {
   std::string_view q_len_token;
   for (std::size_t i = 5; i < tokens.size(); ++i) {
     const std::size_t equals = tokens[i].find('=');
-    if (equals == std::string_view::npos) fail("word", tokens[i], fmt::format("key=value with a key of {}", kKeys));
+    if (equals == std::string_view::npos) fail("word", tokens[i], fmt::format("key=value with a key of {}", key_names()));
     const std::string_view key = tokens[i].substr(0, equals);
     const std::string_view value = tokens[i].substr(equals + 1);
     if (key == "q_len") q_len_token = value;

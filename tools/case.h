@@ -82,6 +82,8 @@ class CaseError : public std::runtime_error {
 Case parse_case(std::string_view text);
 // The shortest text that parse_case turns into the same case.
 std::string to_string(const Case& c);
+// A table for people: a line a key with its values and its default, behind a header.
+std::string case_keys_text();
 
 // One case a line; blank lines and what follows a # are skipped. Errors begin with "source:line: ".
 std::vector<Case> read_cases(std::istream& in, const std::string& source);

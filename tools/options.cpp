@@ -15,6 +15,8 @@ void add_case_options(CLI::App& command, CaseChoice& choice) {
   command.add_option("--cases", choice.files, "a file of cases, one a line, # for comments; may be repeated")
       ->type_name("FILE")
       ->allow_extra_args(false);
+  command.footer("Keys of a case (key=value, in any order). Without dtype a case is bf16:\n" + case_keys_text() + "\n" +
+                 command.get_footer());
 }
 
 void add_run_options(CLI::App& command, RunSettings& settings) {
@@ -26,7 +28,9 @@ void add_run_options(CLI::App& command, RunSettings& settings) {
   command.add_option("--dtype", settings.dtypes, "f32, f16 or bf16 instead of the case's own; may be repeated")
       ->type_name("NAME")
       ->allow_extra_args(false);
-  command.add_option("--threads", settings.threads, "threads instead of the case's workers; may be repeated")
+  command
+      .add_option("--threads", settings.threads,
+                  "workers instead of the case's own, each on a thread where the machine has one; may be repeated")
       ->type_name("N")
       ->allow_extra_args(false);
   command.add_option("--isa", settings.isa, "an instruction set of `leanattn info` instead of the fastest")->type_name("NAME");
