@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdio>
 #include <filesystem>
@@ -71,6 +72,18 @@ TEST_F(Cli, HelpAndVersion) {
   }
 }
 
+TEST_F(Cli, HelpListsTheKeysOfACase) {
+  for (const char* command : {"check", "bench"}) {
+    const std::string help = run(std::string(command) + " --help").out;
+    for (const char* words : {"Without dtype a case is bf16", "  softcap ", "  spread ", "Exit code: 0"}) {
+      EXPECT_TRUE(has(help, words)) << command << ": " << words;
+    }
+  }
+  const std::string plan = run("plan --help").out;
+  EXPECT_TRUE(has(plan, "--fragment-cost INT:INT in [0 - 1000000]=0")) << plan;
+  EXPECT_FALSE(has(plan, "softcap")) << plan;
+}
+
 TEST_F(Cli, Info) {
   const Outcome text = run("info");
   EXPECT_EQ(text.exit_code, 0);
@@ -93,12 +106,13 @@ TEST_F(Cli, CheckAnswersInWordsAndJson) {
   for (const auto& record : records) {
     EXPECT_TRUE(record["ok"]);
     EXPECT_LE(record["error"], record["tolerance"]);
-    for (const char* key : {"case", "dtype", "policy", "threads", "isa", "error_over_tolerance", "device", "commit", "date"}) {
+    for (const char* key : {"case", "dtype", "policy", "workers", "threads", "isa", "error_over_tolerance", "device", "commit", "date"}) {
       EXPECT_TRUE(record.contains(key)) << key;
     }
   }
   EXPECT_EQ(records[1]["policy"], "flashdecoding:2");
-  EXPECT_EQ(records[2]["threads"], 3);
+  EXPECT_EQ(records[2]["workers"], 3);
+  EXPECT_EQ(records[2]["threads"], std::min(3, nlohmann::json::parse(run("info --json").out)["threads"].get<int>()));
 }
 
 TEST_F(Cli, CheckTakesEveryInstructionSet) {
@@ -108,6 +122,26 @@ TEST_F(Cli, CheckTakesEveryInstructionSet) {
     EXPECT_EQ(outcome.exit_code, 0) << outcome.out << outcome.err;
     EXPECT_EQ(lines(outcome.out).at(0)["isa"], isa);
   }
+}
+
+TEST_F(Cli, CheckKeepsItsColumnsAndNamesWhatTheLibraryRefuses) {
+  const std::string longer = "- 8 2 64 40,41,42,43,44,45,46,47,48,49 softcap=20 policy=flashdecoding:1024";
+  const Outcome outcome = run("check \"1 8 2 64 40\" \"" + longer + "\" \"1 8 2 100 40\"");
+  EXPECT_EQ(outcome.exit_code, 1) << outcome.out << outcome.err;
+  std::istringstream in(outcome.out);
+  std::string first, second, refused, refused_case;
+  for (std::string* line : {&first, &second, &refused, &refused_case}) std::getline(in, *line);
+  EXPECT_EQ(first.find("tolerance"), second.find("tolerance")) << outcome.out;
+  EXPECT_EQ(first.find("1 8 2 64 40"), second.find(longer)) << outcome.out;
+  EXPECT_NE(first.find("1 8 2 64 40"), std::string::npos) << outcome.out;
+  EXPECT_EQ(refused.rfind("refused: head_dim 100", 0), 0u) << outcome.out;
+  EXPECT_TRUE(has(refused_case, "case: 1 8 2 100 40")) << outcome.out;
+  EXPECT_FALSE(has(outcome.out, "inf")) << outcome.out;
+  EXPECT_TRUE(has(outcome.out, "2 of 3 cases right")) << outcome.out;
+  const auto record = lines(run("check --json 1 8 2 100 40").out).at(0);
+  EXPECT_FALSE(record["ok"]);
+  EXPECT_TRUE(record["error"].is_null());
+  EXPECT_TRUE(has(record["message"], "refused: head_dim 100")) << record["message"];
 }
 
 TEST_F(Cli, ACaseFile) {
@@ -139,7 +173,8 @@ TEST_F(Cli, WrongCommandLinesAreExitCode2) {
       {"plan", "lengths"},
       {"plan 1,x", "length \"x\""},
       {"plan 1 --format gif", "gif"},
-      {"demo /no/such/trace", "/no/such/trace"},
+      {"demo /no/such/trace", "\"/no/such/trace\": cannot be read; run it in the source tree, or name a trace"},
+      {"check 1 8 2 64 40 policy=flashdecoding:1025", "1 to 1024"},
   };
   for (const auto& [arguments, words] : wrong) {
     const Outcome outcome = run(arguments);
@@ -153,7 +188,7 @@ TEST_F(Cli, ErrorsOfTheLibraryAreExitCode1) {
   const std::pair<const char*, const char*> failing[] = {
       {"check 1 8 2 100 40", "head_dim 100"},
       {"check 1 7 2 64 40", "q_heads 7"},
-      {"check 1 8 2 64 40 --backend cuda", "CUDA"},
+      {"check 1 8 2 64 40 --backend cuda", "backend cuda: this version"},
       {"bench 1 8 2 100 40", "head_dim 100"},
       {"plan 1k --q-heads 7 --kv-heads 2", "q_heads 7"},
       {"check 1000000 64 64 256 1m", "bytes"},
@@ -175,14 +210,36 @@ TEST_F(Cli, BenchReportsTimeAndFloor) {
   const Outcome json = run(quick + " --json --threads 1");
   EXPECT_EQ(json.exit_code, 0) << json.err;
   const auto record = lines(json.out).at(0);
-  for (const char* key : {"case", "dtype", "policy", "threads", "isa", "kv_bytes", "us", "p10_us", "p90_us", "floor_us", "ratio",
-                          "ratio_of_medians", "gb_per_s", "error", "tolerance", "error_over_tolerance", "device", "commit", "date"}) {
+  for (const char* key : {"case",
+                          "dtype",
+                          "policy",
+                          "workers",
+                          "threads",
+                          "isa",
+                          "kv_bytes",
+                          "us",
+                          "p10_us",
+                          "p90_us",
+                          "floor_us",
+                          "floor_p10_us",
+                          "floor_p90_us",
+                          "ratio",
+                          "ratio_of_medians",
+                          "gb_per_s",
+                          "error",
+                          "tolerance",
+                          "error_over_tolerance",
+                          "device",
+                          "commit",
+                          "date"}) {
     EXPECT_TRUE(record.contains(key)) << key;
   }
   EXPECT_EQ(record["kv_bytes"], 2 * 3000 * 2 * 64 * 4);
   EXPECT_LE(record["p10_us"], record["us"]);
   EXPECT_LE(record["us"], record["p90_us"]);
-  EXPECT_GT(record["floor_us"], 0.0);
+  EXPECT_GT(record["floor_p10_us"], 0.0);
+  EXPECT_LE(record["floor_p10_us"], record["floor_us"]);
+  EXPECT_LE(record["floor_us"], record["floor_p90_us"]);
 }
 
 TEST_F(Cli, PlanInThreeForms) {
@@ -206,7 +263,14 @@ TEST_F(Cli, DemoOfAShortTrace) {
   ASSERT_EQ(records.size(), 3u);
   EXPECT_TRUE(has(records[0]["case"], "- 32 8 128 903,20")) << records[0]["case"];
   for (const auto& record : records) EXPECT_TRUE(record["ok"]);
+  EXPECT_EQ(records[1]["policy"], "flashdecoding:4");
+  EXPECT_EQ(records[2]["policy"], "fa2");
   EXPECT_TRUE(std::filesystem::exists(path("cut.svg")));
+  const Outcome table = run("demo --output cut.svg " + trace);
+  EXPECT_EQ(table.exit_code, 0) << table.err;
+  for (const char* words : {"flashdecoding:4", "p10–p90", "right: 8 of 64 (request, head) rows compared with float64"}) {
+    EXPECT_TRUE(has(table.out, words)) << words << ": " << table.out;
+  }
   const Outcome bad = run("demo " + file("bad.jsonl", "{\"input_length\": 900, \"output_length\": 7}\n{\"input_length\": \"x\"}\n"));
   EXPECT_EQ(bad.exit_code, 2);
   EXPECT_TRUE(has(bad.err, "bad.jsonl:2:")) << bad.err;

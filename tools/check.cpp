@@ -27,13 +27,19 @@ std::vector<NamedCase> named_cases(const CaseChoice& choice) {
   return named;
 }
 
+// Numbers first: labels are as long as they like.
 void print_line(const NamedCase& named, const Accuracy& accuracy, bool own_case) {
-  const std::string label = own_case ? to_string(named.spec) : named.name;
-  fmt::print("{:<28} error {:.3e}  tolerance {:.3e}  ratio {:5.3f}  {}", label, accuracy.error, accuracy.tolerance, accuracy.ratio,
-             accuracy.ok ? "ok" : "FAIL");
-  if (accuracy.rows < accuracy.all_rows) fmt::print("  ({} of {} rows)", accuracy.rows, accuracy.all_rows);
-  if (!accuracy.ok) fmt::print("\n    {}\n    case: {}", accuracy.fault.empty() ? accuracy.where : accuracy.fault, to_string(named.spec));
-  fmt::print("\n");
+  const std::string text = to_string(named.spec);
+  const std::string& label = own_case ? text : named.name;
+  if (!accuracy.refused.empty()) {
+    fmt::print("refused: {}\n    case: {}{}\n", accuracy.refused, own_case ? "" : named.name + ": ", text);
+  } else {
+    fmt::print("error {:9.3e}  tolerance {:9.3e}  ratio {:5.3f}  {:<4}  {}", accuracy.error, accuracy.tolerance, accuracy.ratio,
+               accuracy.ok ? "ok" : "FAIL", label);
+    if (accuracy.rows < accuracy.all_rows) fmt::print("  ({} of {} rows)", accuracy.rows, accuracy.all_rows);
+    if (!accuracy.ok) fmt::print("\n    {}\n    case: {}", accuracy.fault.empty() ? accuracy.where : accuracy.fault, text);
+    fmt::print("\n");
+  }
   std::fflush(stdout);
 }
 
@@ -57,8 +63,7 @@ int run_check(const CaseChoice& choice, const RunSettings& settings) {
       check_data(problem);
       accuracy = check_once(data, options, compute_reference(problem, affordable_sample(named.spec)));
     } catch (const Error& error) {
-      accuracy.ratio = INFINITY;
-      accuracy.fault = error.what();
+      accuracy.refused = error.what();
     }
     failed += !accuracy.ok;
     if (settings.json) {

@@ -21,19 +21,25 @@ nlohmann::ordered_json case_record(const Case& c, const Options& options) {
   record["case"] = to_string(c);
   record["dtype"] = dtype_name(c.dtype);
   record["policy"] = policy_name(c.policy, c.splits);
+  record["workers"] = worker_count(options);
   record["threads"] = thread_count(options);
   record["isa"] = isa_name(options);
   return record;
 }
 
 void add_accuracy(nlohmann::ordered_json& record, const Accuracy& accuracy) {
-  record["error"] = number(accuracy.error);
-  record["tolerance"] = number(accuracy.tolerance);
-  record["error_over_tolerance"] = number(accuracy.ratio);
+  const bool compared = accuracy.refused.empty();
+  record["error"] = number(compared ? accuracy.error : NAN);
+  record["tolerance"] = number(compared ? accuracy.tolerance : NAN);
+  record["error_over_tolerance"] = number(compared ? accuracy.ratio : NAN);
   record["rows"] = accuracy.rows;
   record["all_rows"] = accuracy.all_rows;
   record["ok"] = accuracy.ok;
-  if (!accuracy.ok) record["message"] = accuracy.fault.empty() ? accuracy.where : accuracy.fault;
+  if (!compared) {
+    record["message"] = "refused: " + accuracy.refused;
+  } else if (!accuracy.ok) {
+    record["message"] = accuracy.fault.empty() ? accuracy.where : accuracy.fault;
+  }
 }
 
 void add_timing(nlohmann::ordered_json& record, const Timing& timing, std::int64_t kv_bytes) {
@@ -42,6 +48,8 @@ void add_timing(nlohmann::ordered_json& record, const Timing& timing, std::int64
   record["p10_us"] = rounded(timing.p10_us, 100.0);
   record["p90_us"] = rounded(timing.p90_us, 100.0);
   record["floor_us"] = rounded(timing.floor_us, 100.0);
+  record["floor_p10_us"] = rounded(percentile(timing.floor_times_us, 0.1), 100.0);
+  record["floor_p90_us"] = rounded(percentile(timing.floor_times_us, 0.9), 100.0);
   record["ratio"] = rounded(timing.ratio, 1e4);
   record["ratio_of_medians"] = rounded(timing.ratio_of_medians, 1e4);
   record["gb_per_s"] = rounded(gb_per_s(kv_bytes, timing.us), 1e3);

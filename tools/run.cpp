@@ -19,14 +19,6 @@ using Clock = std::chrono::steady_clock;
 
 double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
 
-// values is sorted; between neighbours by proportion.
-double percentile(const std::vector<double>& values, double share) {
-  const double at = share * static_cast<double>(values.size() - 1);
-  const auto low = static_cast<std::size_t>(at);
-  const std::size_t high = std::min(low + 1, values.size() - 1);
-  return values[low] + (at - static_cast<double>(low)) * (values[high] - values[low]);
-}
-
 double median(std::vector<double> values) {
   std::sort(values.begin(), values.end());
   return percentile(values, 0.5);
@@ -38,6 +30,13 @@ std::string place(const Worst& worst, const char* tensor) {
 }
 
 }  // namespace
+
+double percentile(const std::vector<double>& values, double share) {
+  const double at = share * static_cast<double>(values.size() - 1);
+  const auto low = static_cast<std::size_t>(at);
+  const std::size_t high = std::min(low + 1, values.size() - 1);
+  return values[low] + (at - static_cast<double>(low)) * (values[high] - values[low]);
+}
 
 Options run_options(const Case& c, const RunSettings& settings) {
   Options options;
@@ -70,7 +69,9 @@ std::vector<Case> expand(const std::vector<Case>& cases, const RunSettings& sett
   return all;
 }
 
-int thread_count(const Options& options) { return options.workers > 0 ? options.workers : default_threads(); }
+int worker_count(const Options& options) { return options.workers > 0 ? options.workers : default_threads(); }
+
+int thread_count(const Options& options) { return std::min(worker_count(options), default_threads()); }
 
 std::string isa_name(const Options& options) {
   if (options.cpu_isa) return options.cpu_isa;
@@ -162,7 +163,9 @@ Timing time_pairs(CaseData& data, const Options& options, const std::vector<Read
   result.us = percentile(kernel_times, 0.5);
   result.p10_us = percentile(kernel_times, 0.1);
   result.p90_us = percentile(kernel_times, 0.9);
-  result.floor_us = median(floor_times);
+  std::sort(floor_times.begin(), floor_times.end());
+  result.floor_us = percentile(floor_times, 0.5);
+  result.floor_times_us = floor_times;
   result.ratio = median(ratios);
   result.ratio_of_medians = result.us / result.floor_us;
   return result;

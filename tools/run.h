@@ -27,12 +27,17 @@ struct RunSettings {
 Options run_options(const Case& c, const RunSettings& settings);
 // The cases times policies × dtypes × threads.
 std::vector<Case> expand(const std::vector<Case>& cases, const RunSettings& settings);
+int worker_count(const Options& options);
+// Threads that run the workers: no more than the machine offers.
 int thread_count(const Options& options);
+// values is sorted and not empty; between neighbours by proportion.
+double percentile(const std::vector<double>& values, double share);
 std::string isa_name(const Options& options);
 
 struct Accuracy {
   bool ok = false;
-  double error = 0.0;  // of the element nearest to its tolerance, or furthest beyond it
+  std::string refused;  // what the library said instead of an answer
+  double error = 0.0;   // of the element nearest to its tolerance, or furthest beyond it
   double tolerance = 0.0;
   double ratio = 0.0;
   std::string where;          // "o of seq 1, token 0, q_head 3, dim 17"; empty where all is exact
@@ -57,9 +62,10 @@ struct Timing {
   double us = 0.0;  // medians and percentiles of the kernel
   double p10_us = 0.0;
   double p90_us = 0.0;
-  double floor_us = 0.0;
-  double ratio = 0.0;             // median over the pairs of time ÷ floor
-  double ratio_of_medians = 0.0;  // us ÷ floor_us
+  double floor_us = 0.0;               // median
+  std::vector<double> floor_times_us;  // all, sorted
+  double ratio = 0.0;                  // median over the pairs of time ÷ floor
+  double ratio_of_medians = 0.0;       // us ÷ floor_us
 };
 
 // Copies of K and V that make a cold cache: enough to push each other out of the last-level cache, an odd number, so that floor and

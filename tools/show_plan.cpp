@@ -71,9 +71,12 @@ Command add_plan(CLI::App& app) {
   command->add_option("--kv-heads", options->kv_heads, "KV heads")->capture_default_str();
   command->add_option("--q-len", options->q_len, "new tokens of every sequence")->capture_default_str();
   command->add_option("--window", options->window, "left window in tokens");
-  command->add_option("--workers", options->workers, "CTAs or threads")->capture_default_str()->check(CLI::Range(1, 1000000));
+  command->add_option("--workers", options->workers, "workers that share the line")->capture_default_str()->check(CLI::Range(1, 1000000));
   command->add_option("--tile", options->tile, "context tokens a tile")->capture_default_str();
-  command->add_option("--fragment-cost", options->fragment_cost, "fixed cost of an output, in tiles")->check(CLI::Range(0, 1000000));
+  command
+      ->add_option("--fragment-cost", options->fragment_cost, "what the cut charges an output, and the time shown a segment, beyond tiles")
+      ->capture_default_str()
+      ->check(CLI::Range(0, 1000000));
   command->add_option("--policy", options->policies, "lean, fa2, flashdecoding or flashdecoding:N; may be repeated; all three by default")
       ->type_name("NAME")
       ->allow_extra_args(false);

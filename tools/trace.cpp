@@ -26,7 +26,7 @@ std::int64_t tokens(const nlohmann::json& request, const char* key) {
 
 std::vector<std::int32_t> trace_contexts(const std::string& path) {
   std::ifstream in(path);
-  if (!in) throw CaseError(fmt::format("trace \"{}\": cannot be read", path));
+  if (!in) throw CaseError(fmt::format("trace \"{}\": cannot be read; run it in the source tree, or name a trace", path));
   std::vector<std::int32_t> contexts;
   std::string line;
   for (int number = 1; std::getline(in, line); ++number) {
