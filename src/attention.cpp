@@ -10,17 +10,8 @@
 #include "problem_view.h"
 
 namespace leanattn {
-namespace {
-
-void require_backend(Backend backend) {
-  if (backend == Backend::kCuda) reject_backend(backend, "this version holds no CUDA backend");
-}
-
-}  // namespace
-
 std::size_t workspace_bytes(const Problem& problem, const Options& options) {
   validate(problem, options);
-  require_backend(options.backend);
   return cpu::workspace_bytes(problem, options);
 }
 
@@ -53,7 +44,7 @@ void merge(const MergeProblem& problem) {
       }
       const float factor = finish_factor(total);
       for (int i = 0; i < count; ++i) store_from_float(problem.o, problem.dtype, row * dims + first + i, values[i] * factor);
-      if (problem.lse && first == 0) problem.lse[row] = total.sum > 0.0f ? base_lse + log_natural(total.sum) / to_natural : kMinusInfinity;
+      if (problem.lse && first == 0) problem.lse[row] = total.sum == 0.0f ? kMinusInfinity : base_lse + log_natural(total.sum) / to_natural;
     }
   }
 }
@@ -62,6 +53,6 @@ std::vector<std::string> cpu_isas() { return cpu::isas(); }
 
 const char* version() { return LEANATTN_VERSION; }
 
-bool backend_available(Backend backend) { return backend != Backend::kCuda; }
+bool backend_available(Backend backend) { return backend == Backend::kAuto || backend == Backend::kCpu; }
 
 }  // namespace leanattn

@@ -17,6 +17,7 @@
 namespace leanattn {
 
 constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xff800000u);  // NVRTC has no builtin infinity
+constexpr float kNotANumber = __builtin_bit_cast(float, 0x7fc00000);
 
 // (m, ℓ) of one row; natural-log units.
 struct RowPartial {
@@ -59,6 +60,10 @@ LEANATTN_PARTIAL_HOST_DEVICE inline RowMerge merge_rows(const RowPartial& x, con
   merge.factor = other.max == kMinusInfinity ? 0.0f : exp_natural(other.max - base.max);
   merge.row.max = other.max == 0.0f && base.max == 0.0f ? base.max + other.max : base.max;  // 0 and −0 tie: 0, whichever is the base
   merge.row.sum = merge_value(merge.factor, base.sum, other.sum);
+  // A NaN must not be lost to a comparison that it fails or to a factor of 0.
+  if (x.max != x.max || y.max != y.max || x.sum != x.sum || y.sum != y.sum) {
+    merge.row.max = merge.row.sum = merge.factor = kNotANumber;
+  }
   return merge;
 }
 
@@ -83,11 +88,11 @@ LEANATTN_PARTIAL_HOST_DEVICE inline RowPartial sink_partial(float sink) {
 LEANATTN_PARTIAL_HOST_DEVICE inline RowPartial shard_partial(float natural_lse) { return sink_partial(natural_lse); }
 
 // O = Õ·finish_factor; an empty row gives 0.
-LEANATTN_PARTIAL_HOST_DEVICE inline float finish_factor(const RowPartial& row) { return row.sum > 0.0f ? 1.0f / row.sum : 0.0f; }
+LEANATTN_PARTIAL_HOST_DEVICE inline float finish_factor(const RowPartial& row) { return row.sum == 0.0f ? 0.0f : 1.0f / row.sum; }
 
 // Natural log; −inf for an empty row.
 LEANATTN_PARTIAL_HOST_DEVICE inline float finish_lse(const RowPartial& row) {
-  return row.sum > 0.0f ? row.max + log_natural(row.sum) : kMinusInfinity;
+  return row.sum == 0.0f ? kMinusInfinity : row.max + log_natural(row.sum);
 }
 
 }  // namespace leanattn

@@ -230,6 +230,7 @@ void validate_logits(const Problem& p) {
 
 void validate_options(const Options& options) {
   known_value("backend", options.backend, Backend::kCuda);
+  if (options.backend == Backend::kCuda) reject(Status::kUnsupported, "backend cuda: this version has cpu");
   known_value("policy", options.policy, Policy::kFlashDecoding);
   known_value("head_order", options.head_order, HeadOrder::kBeside);
   in_range("splits", options.splits, 0, kMostSplits);
@@ -344,13 +345,10 @@ void check_workspace(const void* workspace, std::size_t workspace_bytes, std::si
   if (workspace == nullptr && needed_bytes > 0) invalid("workspace is null: {} bytes are needed", needed_bytes);
 }
 
+void reject_workspace(double bytes) { invalid("workspace of {:.3g} bytes: more than 2^62", bytes); }
+
 void reject_cpu_isa(const char* cpu_isa, const char* known) {
   reject(Status::kUnsupported, "cpu_isa {}: this machine has {}", cpu_isa, known);
-}
-
-void reject_backend(Backend backend, const char* reason) {
-  constexpr const char* kNames[] = {"auto", "cpu", "cuda"};
-  reject(Status::kUnsupported, "backend {}: {}", kNames[static_cast<int>(backend)], reason);
 }
 
 void check_argument(const char* name, const void* pointer) {

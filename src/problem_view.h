@@ -97,8 +97,8 @@ void validate_merge(const MergeProblem& problem);
 void check_workspace(const void* workspace, std::size_t workspace_bytes, std::size_t needed_bytes);
 // kUnsupported, always: cpu_isa is none of `known`, such as "AVX3, AVX2".
 [[noreturn]] void reject_cpu_isa(const char* cpu_isa, const char* known);
-// kUnsupported, always: the backend is not built in or the machine cannot run it.
-[[noreturn]] void reject_backend(Backend backend, const char* reason);
+// kInvalidArgument, always: more bytes than can be counted.
+[[noreturn]] void reject_workspace(double bytes);
 
 // Of the C ABI: a null argument; a struct_size below the least of any version, or absurd; a byte that is not 0 in a member that a newer
 // header added. kInvalidArgument.

@@ -100,9 +100,11 @@ Case draw_case(int problem) {
 
 // A naive computation may be close by luck, and among millions of rows some meet one that was. A result beyond its tolerance is judged
 // again with the worst naive error of its twins, the same case with other values: what is wrong and not unlucky stays beyond.
-::testing::AssertionResult is_right_among_twins(CaseData& data, const Options& options, Reference reference) {
+// misses counts the problems that needed this.
+::testing::AssertionResult is_right_among_twins(CaseData& data, const Options& options, Reference reference, int& misses) {
   const auto first = is_right(data, options, reference);
   if (first) return first;
+  ++misses;
   constexpr std::uint64_t kTwins = 8;
   for (std::uint64_t twin = 1; twin <= kTwins; ++twin) {
     Case c = data.spec();
@@ -120,7 +122,7 @@ Case draw_case(int problem) {
 
 TEST(Random, ProblemsAgainstTheReference) {
   const int problems = test_problems();
-  int failures = 0;
+  int failures = 0, misses = 0;
   std::map<std::string, int> seen;  // that the draw reaches every option
   for (int problem = 0; problem < problems && failures < 5; ++problem) {
     const Case drawn = draw_case(problem);
@@ -132,7 +134,8 @@ TEST(Random, ProblemsAgainstTheReference) {
     Options options = with_isa(data.options(), static_cast<std::size_t>(problem));
     const NamedExecutor& executor = executors()[static_cast<std::size_t>(kind) % executors().size()];
     if (kind < static_cast<int>(executors().size())) options.executor = executor.executor;
-    const auto right = is_right_among_twins(data, options, compute_reference(data.problem(), {.kv_heads_per_seq = 0, .threads = 1}));
+    const auto right =
+        is_right_among_twins(data, options, compute_reference(data.problem(), {.kv_heads_per_seq = 0, .threads = 1}), misses);
     EXPECT_TRUE(right) << "problem " << problem << ", executor " << (options.executor.run ? executor.name : "none");
     failures += !right;
     ++seen["policy " + tools::policy_name(drawn.policy, 0)];
@@ -145,6 +148,9 @@ TEST(Random, ProblemsAgainstTheReference) {
     for (int seq = 0; seq < drawn.batch(); ++seq)
       seen["q_len > kv_len"] += drawn.seq_q_len(seq) > drawn.kv_lens[static_cast<std::size_t>(seq)];
   }
+  // Luck is rare: more than one in a thousand would be a kernel that errs more than the naive computation.
+  std::printf("%d of %d problems were beyond their own tolerance and within that of their twins\n", misses, problems);
+  EXPECT_LE(misses, problems / 1000 + 1);
   if (problems < 300) return;
   for (const auto& [what, count] : seen) EXPECT_GT(count, 0) << what;
 }

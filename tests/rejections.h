@@ -82,6 +82,7 @@ inline std::vector<Rejection> validate_rejections() {
   const float nan = std::numeric_limits<float>::quiet_NaN(), inf = std::numeric_limits<float>::infinity();
   using C = OwnedProblem;
   return {
+      {"cuda", KvLayout::kBatched, Status::kUnsupported, {"backend cuda"}, [](C& c) { c.options.backend = Backend::kCuda; }},
       {"batch_negative", B, kInvalid, {"batch", "-1"}, [](C& c) { c.problem.batch = -1; }},
       {"q_heads_zero", B, kInvalid, {"q_heads", "0"}, [](C& c) { c.problem.q_heads = 0; }},
       {"q_heads_negative", B, kInvalid, {"q_heads", "-8"}, [](C& c) { c.problem.q_heads = -8; }},
@@ -194,7 +195,6 @@ inline std::vector<Rejection> validate_rejections() {
 inline std::vector<Rejection> backend_rejections() {
   using C = OwnedProblem;
   return {
-      {"cuda", KvLayout::kBatched, Status::kUnsupported, {"backend cuda"}, [](C& c) { c.options.backend = Backend::kCuda; }},
       {"cpu_isa", KvLayout::kBatched, Status::kUnsupported, {"cpu_isa Z80"}, [](C& c) { c.options.cpu_isa = "Z80"; }},
   };
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The C++ API: exact decode attention, one call, no plan, no allocation inside.
+// The C++ API: exact decode attention, one call, no plan. The library allocates nothing inside a call (starting threads may).
 //
 //   leanattn::Problem problem = …;                                   // problem.h
 //   std::vector<std::byte> workspace(leanattn::workspace_bytes(problem));
@@ -19,28 +19,29 @@
 
 namespace leanattn {
 
-// Bytes of workspace that decode needs, exact, for these shapes and options. Reads no tensor, length or table; a workspace serves
-// any problem whose own query is no larger. Bounded by workers × rows of the longest seq for the lean policy.
+// Bytes of workspace that decode needs, exact, for these shapes and options (and, with workers 0, for the number of threads at the time of
+// the call). Reads no tensor, length or table; a workspace serves any problem whose own query is no larger. With the lean policy it grows
+// with workers × the rows of the longest seq, times about 2·log2(kv_len / 256) when batch_invariant; flashdecoding needs outputs × splits.
 // Errors: kInvalidArgument, kUnsupported.
 LEANATTN_API std::size_t workspace_bytes(const Problem& problem, const Options& options = {});
 
 // O and LSE of every row. workspace: at least workspace_bytes(problem, options) bytes, any contents, any alignment; not shared with a call
-// that runs at the same time. With options.workers > 0 (or an executor) the same inputs give the same bits on every run.
+// that runs at the same time. With options.workers > 0 the same inputs give the same bits on every run.
 // Errors: kInvalidArgument, kUnsupported, kInvalidData, kWorkspaceTooSmall; O and LSE are untouched then.
 LEANATTN_API void decode(const Problem& problem, const Options& options, std::span<std::byte> workspace);
 
 // Merges attention over disjoint shards of a context by their LSE (LeanAttention §4, FlashDecoding): for every row
 //   LSE = log Σ e^lse_i,  O = Σ e^(lse_i − LSE)·o_i. Shards with LSE −inf are empty and their O is not looked at.
 struct MergeProblem {
-  std::int32_t shards = 0;                      // ≥ 1
-  std::int64_t rows = 0;                        // total_q·q_heads
-  std::int32_t head_dim_v = 0;                  // ≥ 1
-  DType dtype = DType::kFloat32;                // of the shards' O and of O
-  LseBase lse_base = LseBase::kNatural;         // of the shards' LSE and of LSE
-  const void* shard_o = nullptr;                // [shards, rows, head_dim_v] contiguous
-  const float* shard_lse = nullptr;             // [shards, rows]
-  void* o = nullptr;                            // [rows, head_dim_v]
-  float* lse = nullptr;                         // [rows], or null: not wanted
+  std::int32_t shards = 0;               // ≥ 1
+  std::int64_t rows = 0;                 // total_q·q_heads
+  std::int32_t head_dim_v = 0;           // ≥ 1
+  DType dtype = DType::kFloat32;         // of the shards' O and of O
+  LseBase lse_base = LseBase::kNatural;  // of the shards' LSE and of LSE
+  const void* shard_o = nullptr;         // [shards, rows, head_dim_v] contiguous
+  const float* shard_lse = nullptr;      // [shards, rows]
+  void* o = nullptr;                     // [rows, head_dim_v]
+  float* lse = nullptr;                  // [rows], or null: not wanted
 };
 // Errors: kInvalidArgument.
 LEANATTN_API void merge(const MergeProblem& problem);

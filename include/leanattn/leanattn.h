@@ -123,7 +123,7 @@ typedef struct leanattn_problem {
 
   /* Masks. The position of query token i of a seq is kv_len - q_len + i; key t is visible when every rule allows it. */
   int32_t causal;            /* default 1: t <= position. 0: off */
-  int32_t window_left;       /* default -1: no window. Else t >= position - window_left */
+  int32_t window_left;       /* default -1: no window. Else t >= position - window_left; a window of W tokens is W - 1 */
   const uint64_t* tree_mask; /* [total_q, ceil(q_len / 64)]: bit j of a row allows the j-th of the seq's own last q_len tokens; earlier
                                 tokens are always allowed. NULL: no tree. A bit above the diagonal counts only with causal = 0 */
 
@@ -150,7 +150,7 @@ typedef struct leanattn_options {
   int32_t splits; /* flashdecoding: splits an output, at most 1024; 0: the usual heuristic */
   leanattn_head_order head_order;
   int32_t batch_invariant;    /* not 0: a row's bits depend on its own sequence only, under every policy and worker count */
-  int32_t workers;            /* CPU threads, at most 65536; 0: as many as the machine offers */
+  int32_t workers;            /* stretches of the lean cut, at most 65536, on the machine's threads; 0: one a thread */
   leanattn_executor executor; /* run == NULL: the library's own threads; else workers must be given */
   const char* cpu_isa;        /* a name of leanattn_cpu_isa; NULL: the fastest */
 } leanattn_options;

@@ -52,12 +52,12 @@ struct OView {
 
 struct Problem {
   // Shapes.
-  std::int32_t batch = 0;       // sequences, ≥ 0
-  std::int32_t q_heads = 0;     // a multiple of kv_heads
-  std::int32_t kv_heads = 0;    // group = q_heads / kv_heads, any value ≥ 1
-  std::int32_t head_dim = 0;    // of Q and K; 32 … 256 in steps of 8
-  std::int32_t head_dim_v = 0;  // of V and O; 0 means head_dim
-  std::int32_t q_len = 1;       // new tokens of every seq; with cu_seqlens_q the longest of them
+  std::int32_t batch = 0;            // sequences, ≥ 0
+  std::int32_t q_heads = 0;          // a multiple of kv_heads
+  std::int32_t kv_heads = 0;         // group = q_heads / kv_heads, any value ≥ 1
+  std::int32_t head_dim = 0;         // of Q and K; 32 … 256 in steps of 8
+  std::int32_t head_dim_v = 0;       // of V and O; 0 means head_dim
+  std::int32_t q_len = 1;            // new tokens of every seq; with cu_seqlens_q at least the longest of them
   DType q_dtype = DType::kFloat32;   // of Q and O
   DType kv_dtype = DType::kFloat32;  // of K and V; today equal to q_dtype
 
@@ -66,9 +66,9 @@ struct Problem {
   OView o{};
   KvView k{};
   KvView v{};
-  float* lse = nullptr;                         // [total_q, q_heads] contiguous, or null: not wanted
-  const std::int32_t* cu_seqlens_q = nullptr;   // [batch + 1] first Q token of each seq, starting at 0; null: q_len each
-  const std::int32_t* kv_lens = nullptr;        // [batch] tokens of each seq, new tokens included; may be null when ragged
+  float* lse = nullptr;                        // [total_q, q_heads] contiguous, or null: not wanted
+  const std::int32_t* cu_seqlens_q = nullptr;  // [batch + 1] first Q token of each seq, starting at 0; null: q_len each
+  const std::int32_t* kv_lens = nullptr;       // [batch] tokens of each seq, new tokens included; may be null when ragged
 
   // Where K and V rows lie.
   KvLayout kv_layout = KvLayout::kBatched;
@@ -81,18 +81,20 @@ struct Problem {
   std::int64_t block_table_stride = 0;          // paged: elements from one seq to the next; 0 means max_pages
 
   // Masks. The position of query token i of a seq is kv_len − q_len + i (bottom right); key t is visible when every rule allows it.
-  bool causal = true;                           // t ≤ position
-  std::int32_t window_left = -1;                // t ≥ position − window_left; −1: no window
-  const std::uint64_t* tree_mask = nullptr;     // [total_q, ⌈q_len / 64⌉]: bit j of a row allows the j-th of the seq's own last q_len
-                                                // tokens; earlier tokens are always allowed. null: no tree. A bit above the
-                                                // diagonal counts only with causal = false
+  bool causal = true;                        // t ≤ position
+  std::int32_t window_left = -1;             // t ≥ position − window_left (a sliding window of W tokens is W − 1); −1: none
+  const std::uint64_t* tree_mask = nullptr;  // [total_q, ⌈q_len / 64⌉]: bit j of a row allows the j-th of the seq's own last q_len
+                                             // tokens; earlier tokens are always allowed. null: no tree. A bit above the
+                                             // diagonal counts only with causal = false
 
+  // A NaN in Q, in a visible key or in a logit rule makes its row NaN, and so does a logit beyond float32's range. V must be finite, and
+  // small enough to be summed in float32, for every token that some row of its seq sees. AMX takes subnormal bfloat16 as zero.
   // Logits: s = softcap·tanh(scale·q·k / softcap) − alibi_slope·|position − t|, then the sink joins the denominator.
-  float scale = 0.0f;                           // 0 means 1/sqrt(head_dim)
-  float softcap = 0.0f;                         // 0: off (Gemma 2)
-  const float* alibi_slopes = nullptr;          // [q_heads]; null: none (Press et al., ICLR 2022)
-  const float* sinks = nullptr;                 // [q_heads] natural-log logits without a value; null: none (gpt-oss); −inf: none
-  LseBase lse_base = LseBase::kNatural;         // LSE = log_base Σ e^s, the sink included
+  float scale = 0.0f;                    // 0 means 1/sqrt(head_dim)
+  float softcap = 0.0f;                  // 0: off (Gemma 2)
+  const float* alibi_slopes = nullptr;   // [q_heads]; null: none (Press et al., ICLR 2022)
+  const float* sinks = nullptr;          // [q_heads] natural-log logits without a value; null: none (gpt-oss); −inf: none
+  LseBase lse_base = LseBase::kNatural;  // LSE = log_base Σ e^s, the sink included
 };
 
 // Same values as leanattn_status in leanattn.h.
@@ -128,16 +130,17 @@ struct Executor {
 struct Options {
   Backend backend = Backend::kAuto;
   Policy policy = Policy::kLean;            // schedule.h
-  std::int32_t splits = 0;                  // flashdecoding: splits an output; 0: the usual heuristic (schedule.h)
+  std::int32_t splits = 0;                  // flashdecoding: splits an output, at most 1024; 0: the usual heuristic (schedule.h)
   HeadOrder head_order = HeadOrder::kAuto;  // KV heads along the line or side by side
   bool batch_invariant = false;             // a row's bits depend on its own sequence only, under every policy and worker count
-  std::int32_t workers = 0;                 // CPU threads; 0: as many as the machine offers (OpenMP's count with OpenMP)
+  std::int32_t workers = 0;                 // stretches of the lean cut, at most 65536, on at most as many CPU threads as the
+                                            // machine offers; 0: one a thread (OpenMP's count). An executor needs it
   Executor executor{};                      // run == null: the library's own threads
   const char* cpu_isa = nullptr;            // a name of cpu_isas(); null: the fastest. For tests and comparisons
 };
 
 // Throws Error for every shape, stride, pointer or option that is malformed (kInvalidArgument) or that no backend of this version runs
-// (kUnsupported). Reads no tensor, length or table.
+// (kUnsupported). Reads no tensor, length or table. The name in cpu_isa is looked up by workspace_bytes and decode.
 LEANATTN_API void validate(const Problem& problem, const Options& options = {});
 
 // Throws Error kInvalidData, naming seq and slot, for a kv_len outside 0 … the seq's room, a page id in use outside 0 … num_pages − 1, or

@@ -68,12 +68,12 @@ Line make_line(const Problem& problem, const Options& options, HeadOrder order, 
   return line;
 }
 
-// Splits come from the room of a seq, not from lengths: the query knows no lengths.
+// Splits come from the room of a seq, not from lengths: the query knows no lengths. More splits than tiles would be empty.
 int flashdecoding_splits_of(const Problem& problem, const Options& options, HeadOrder order, const Sizes& sizes) {
-  if (options.splits > 0) return options.splits;
+  const std::int64_t tiles = std::max<std::int64_t>(max_tiles(problem, sizes.tile_tokens), 1);
+  if (options.splits > 0) return static_cast<int>(std::min<std::int64_t>(options.splits, tiles));
   const std::int64_t outputs = static_cast<std::int64_t>(problem.batch) * (order == HeadOrder::kBeside ? 1 : problem.kv_heads);
-  const std::int64_t tiles = max_tiles(problem, sizes.tile_tokens);
-  return flashdecoding_splits(std::max<std::int64_t>(outputs, 1), sizes.workers, static_cast<int>(std::max<std::int64_t>(tiles, 1)));
+  return flashdecoding_splits(std::max<std::int64_t>(outputs, 1), sizes.workers, static_cast<int>(tiles));
 }
 
 }  // namespace
@@ -100,8 +100,8 @@ Sizes call_sizes(const Problem& problem, const Options& options, const IsaKernel
   Sizes sizes;
   const int dv = head_dim_v(problem);
   sizes.workers = options.workers > 0 ? options.workers : default_workers();
-  // Side by side unless along is asked for: with kAuto the call may choose either, and beside needs more.
-  const HeadOrder order = options.head_order == HeadOrder::kAlong ? HeadOrder::kAlong : HeadOrder::kBeside;
+  // With kAuto a lean call may still choose along, which needs less (make_call).
+  const HeadOrder order = options.head_order == HeadOrder::kAuto ? natural_order(problem) : options.head_order;
   sizes.heads = order == HeadOrder::kBeside ? problem.kv_heads : 1;
 
   sizes.tile_tokens = leading_kernel(problem, isa).tile_tokens;
@@ -130,15 +130,9 @@ Sizes call_sizes(const Problem& problem, const Options& options, const IsaKernel
     sizes.stretches = sizes.workers;
     sizes.slots = 2 * sizes.stretches;
   } else {
-    int splits = 1;
-    if (options.policy == Policy::kFlashDecoding) {
-      splits = flashdecoding_splits_of(problem, options, order, sizes);
-      if (options.head_order == HeadOrder::kAuto) {
-        splits = std::max(splits, flashdecoding_splits_of(problem, options, HeadOrder::kAlong, sizes));
-      }
-    }
-    const std::int64_t heads_on_line = options.head_order == HeadOrder::kBeside ? 1 : problem.kv_heads;
-    sizes.stretches = problem.batch * heads_on_line * splits;
+    const bool splitting = options.policy == Policy::kFlashDecoding;
+    const int splits = splitting ? flashdecoding_splits_of(problem, options, order, sizes) : 1;
+    sizes.stretches = static_cast<std::int64_t>(problem.batch) * (order == HeadOrder::kBeside ? 1 : problem.kv_heads) * splits;
     sizes.slots = splits > 1 ? sizes.stretches : 0;
   }
   return sizes;
@@ -157,6 +151,10 @@ ScratchLayout scratch_layout(const Problem& problem, const Sizes& sizes) {
 
 Layout workspace_layout(const Problem& problem, const Sizes& sizes) {
   Layout layout;
+  const double slot_bytes =
+      static_cast<double>(sizes.slots) * static_cast<double>(sizes.slot_nodes) * static_cast<double>(sizes.node_bytes);
+  const double bytes = slot_bytes + static_cast<double>(sizes.workers) * static_cast<double>(scratch_layout(problem, sizes).bytes);
+  if (bytes > 0x1p62) reject_workspace(bytes);
   layout.cut_starts = aligned((static_cast<std::size_t>(problem.batch) + 1) * sizeof(std::int64_t));
   layout.partials = layout.cut_starts + aligned(static_cast<std::size_t>(sizes.stretches) * sizeof(CutStart));
   layout.scratch = layout.partials + static_cast<std::size_t>(sizes.slots * sizes.slot_nodes) * sizes.node_bytes;
@@ -179,7 +177,7 @@ Call make_call(const Problem& problem, const Options& options, std::span<std::by
 
   HeadOrder order = options.head_order == HeadOrder::kAuto ? natural_order(problem) : options.head_order;
   call.line = make_line(problem, options, order, call.sizes);
-  if (options.head_order == HeadOrder::kAuto && order == HeadOrder::kBeside && problem.kv_heads > 1) {
+  if (options.policy == Policy::kLean && options.head_order == HeadOrder::kAuto && order == HeadOrder::kBeside) {
     // Too few tiles to share out: cut the heads too.
     std::int64_t tiles = 0;
     for (int seq = 0; seq < problem.batch; ++seq) tiles += seq_tiles(call.line, seq);

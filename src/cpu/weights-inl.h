@@ -116,7 +116,9 @@ HWY_INLINE void head_weights(const Tile& tile, int head, float* HWY_RESTRICT fac
   const Vec floor = hn::Set(f, -110.0f);
   Vec sums = hn::Zero(f);
   for (int i = 0; i < vectors; ++i) {
-    const Vec weight = hn::Exp(f, hn::Max(hn::Sub(hn::Load(f, weights + i * kLanes), base), floor));
+    const Vec exponent = hn::Sub(hn::Load(f, weights + i * kLanes), base);
+    // Max and Exp would lose a NaN; it makes its row NaN instead.
+    const Vec weight = hn::IfThenElse(hn::IsNaN(exponent), exponent, hn::Exp(f, hn::Max(exponent, floor)));
     hn::Store(weight, f, weights + i * kLanes);
     sums = hn::Add(sums, weight);
     next.fetch();
