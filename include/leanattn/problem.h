@@ -2,7 +2,7 @@
 // What to compute (Problem: shapes, tensors, masks, logit rules of one decode-attention call) and how (Options).
 //
 // Every backend and every binding takes this one description. Strides count elements, not bytes; the innermost stride (the head
-// dimension) is always 1. Pointers are host pointers for the CPU backend and device pointers for the CUDA backend.
+// dimension) is always 1. Pointers are host pointers for the CPU backend; a GPU's, when there is one, will be device pointers.
 #pragma once
 
 #include <cstdint>
