@@ -308,7 +308,10 @@ void check_data(const Problem& problem) {
     std::int64_t room = max_kv_len(p);
     if (ragged) room = std::min<std::int64_t>(room, p.cu_seqlens_kv[seq + 1] - p.cu_seqlens_kv[seq]);
     const std::int32_t len = seq_kv_len(p, seq);
-    if (len < 0 || len > room) bad_data(fmt::format("seq {}: kv_len {} is outside 0 to {}", seq, len, room));
+    if (len < 0 || len > room) {
+      const char* limit = p.kv_layout == KvLayout::kPaged ? "max_pages·page_size" : ragged ? "the seq's room" : "kv_capacity";
+      bad_data(fmt::format("seq {}: kv_len {} is outside 0 to {}, {}", seq, len, room, limit));
+    }
     if (len == 0 || seq_q_len(p, seq) == 0) continue;  // addresses no token
     if (ragged && (p.k.data == nullptr || p.v.data == nullptr)) {
       bad_data(fmt::format("seq {}: kv_len {} with {} null", seq, len, p.k.data ? "v" : "k"));

@@ -24,6 +24,10 @@ void* counted(std::size_t bytes, std::size_t alignment) {
 }
 }  // namespace
 
+// g++ inlines some of these into their callers and then takes malloc and free for a mismatch with new and delete (GCC bug 103993).
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic ignored "-Wmismatched-new-delete"
+#endif
 void* operator new(std::size_t bytes) { return counted(bytes, 0); }
 void* operator new[](std::size_t bytes) { return counted(bytes, 0); }
 void* operator new(std::size_t bytes, std::align_val_t alignment) { return counted(bytes, static_cast<std::size_t>(alignment)); }

@@ -403,7 +403,9 @@ std::vector<Case> read_cases(std::istream& in, const std::string& source) {
 std::vector<Case> read_case_file(const std::string& path) {
   std::ifstream in(path);
   if (!in) throw CaseError(fmt::format("case file \"{}\": cannot be read", path));
-  return read_cases(in, path);
+  std::vector<Case> cases = read_cases(in, path);
+  if (cases.empty()) throw CaseError(fmt::format("case file \"{}\": holds no case", path));  // a folder reads as nothing, too
+  return cases;
 }
 
 }  // namespace leanattn::tools

@@ -64,6 +64,8 @@ int run_check(const CaseChoice& choice, const RunSettings& settings) {
       accuracy = check_once(data, options, compute_reference(problem, affordable_sample(named.spec)));
     } catch (const Error& error) {
       accuracy.refused = error.what();
+    } catch (const OutOfMemory& error) {  // the other cases may still fit
+      accuracy.refused = error.what();
     }
     failed += !accuracy.ok;
     if (settings.json) {
