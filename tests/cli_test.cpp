@@ -162,6 +162,8 @@ TEST_F(Cli, WrongCommandLinesAreExitCode2) {
       {"check 1 8 2 64", "1 8 2 64"},
       {"check 1 8 2 64 40 page=none", "page \"none\""},
       {"check --cases /no/such/file", "/no/such/file"},
+      {"check --cases /dev/null", "holds no case"},
+      {"check ''", "no case"},
       {"check --policy magic", "policy \"magic\""},
       {"check --dtype f8", "dtype \"f8\""},
       {"check --threads 0", "--threads"},

@@ -23,6 +23,7 @@ std::vector<NamedCase> named_cases(const CaseChoice& choice) {
     for (const GoldenCase& golden : golden_cases()) named.push_back({golden.name, parse_case(golden.text)});
   } else {
     for (const Case& c : chosen_cases(choice)) named.push_back({"", c});
+    if (named.empty()) throw CaseError("no case among those given");
   }
   return named;
 }
