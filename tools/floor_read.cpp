@@ -60,7 +60,11 @@ HWY_INLINE std::uint64_t read_streams(const FloorBlock* blocks, std::size_t coun
   }
   Vec all = hn::Zero(d);
   ((all = hn::Xor(all, digest[stream])), ...);
-  return tail + hn::GetLane(hn::SumOfLanes(d, all));
+  // Not SumOfLanes: the compiler's own reduction adds signed numbers, whose overflow is undefined.
+  HWY_ALIGN std::uint64_t lanes[hn::MaxLanes(d)];
+  hn::Store(all, d, lanes);
+  for (const std::uint64_t lane : lanes) tail += lane;
+  return tail;
 }
 
 std::uint64_t read_blocks(const FloorBlock* blocks, std::size_t count, FloorVariant variant) {
