@@ -7,7 +7,7 @@
 //            scores; weights[t·R + r] is the layout that falls out of it. With R = N a lane is a row and there is nothing to sum.
 //   weights  the online softmax over that layout, lanes full for every R; mask, soft-cap and ALiBi are uniform branches.
 //   values   R rows × a strip of dims of Õ live in registers while all tokens of the tile pass; a V row is widened once for all R rows.
-// For each line of K or V that is read, one of the next tile is fetched to L2 (LineStream).
+// For each line of K that is read, one of this tile's V is fetched to L2; for each of V, one of the next K (LineStream).
 // What bounds it: reading K and V up to group 8 or so; float32 multiply-adds beyond.
 #if defined(LEANATTN_TILE_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef LEANATTN_TILE_INL_H_

@@ -41,10 +41,6 @@ struct LineStream {
     now.at += now.step;
     if (--now.lines == 0) now = *later++;
   }
-  template <int kLines>
-  [[gnu::always_inline]] inline void fetch() {
-    for (int i = 0; i < kLines; ++i) fetch();
-  }
 };
 
 // Everything that differs from head to head lies at a fixed distance.
