@@ -12,12 +12,25 @@
 namespace leanattn {
 std::size_t workspace_bytes(const Problem& problem, const Options& options) {
   validate(problem, options);
-  return cpu::workspace_bytes(problem, options);
+  if (options.backend != Backend::kCuda) return cpu::workspace_bytes(problem, options);
+  require_cuda(cuda::available(), cuda::why_absent);
+  return cuda::workspace_bytes(problem, options);
+}
+
+void initialize_workspace(const Options& options, std::span<std::byte> workspace) {
+  if (options.backend != Backend::kCuda) return;
+  require_cuda(cuda::available(), cuda::why_absent);
+  cuda::initialize_workspace(options, workspace);
 }
 
 void decode(const Problem& problem, const Options& options, std::span<std::byte> workspace) {
   check_workspace(workspace.data(), workspace.size(), workspace_bytes(problem, options));
-  cpu::decode(problem, options, workspace);
+  if (options.backend == Backend::kCuda) {
+    check_device_workspace(workspace.data());
+    cuda::decode(problem, options, workspace);
+  } else {
+    cpu::decode(problem, options, workspace);
+  }
 }
 
 void merge(const MergeProblem& problem) {
@@ -51,8 +64,12 @@ void merge(const MergeProblem& problem) {
 
 std::vector<std::string> cpu_isas() { return cpu::isas(); }
 
+std::vector<std::string> cuda_paths() { return cuda::paths(); }
+
 const char* version() { return LEANATTN_VERSION; }
 
-bool backend_available(Backend backend) { return backend == Backend::kAuto || backend == Backend::kCpu; }
+bool backend_available(Backend backend) {
+  return backend == Backend::kAuto || backend == Backend::kCpu || (backend == Backend::kCuda && cuda::available());
+}
 
 }  // namespace leanattn

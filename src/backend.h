@@ -24,4 +24,15 @@ struct Tiling {
 Tiling tiling(const Problem& problem, const Options& options);
 }  // namespace cpu
 
+// Built as src/cuda/absent.cpp without a CUDA toolkit: then nothing is available and every call says why.
+namespace cuda {
+bool available();          // a device that some path runs on
+std::string why_absent();  // of a call where available() is false: "this build has no CUDA", "no CUDA device …"
+std::vector<std::string> paths();
+std::string device_name();  // "NVIDIA H200"; empty when not available
+std::size_t workspace_bytes(const Problem& problem, const Options& options);
+void initialize_workspace(const Options& options, std::span<std::byte> workspace);
+void decode(const Problem& problem, const Options& options, std::span<std::byte> workspace);
+}  // namespace cuda
+
 }  // namespace leanattn

@@ -117,6 +117,9 @@ leanattn::Options options_from(const leanattn_options* given) {
   options.workers = c.workers;
   options.executor = {c.executor.run, c.executor.context};
   options.cpu_isa = c.cpu_isa;
+  options.stream = c.stream;
+  options.programmatic_launch = c.programmatic_launch != 0;
+  options.cuda_path = c.cuda_path;
   return options;
 }
 
@@ -174,6 +177,13 @@ leanattn_status leanattn_workspace_bytes(const leanattn_problem* problem, const 
   });
 }
 
+leanattn_status leanattn_initialize_workspace(const leanattn_options* options, void* workspace, size_t workspace_bytes) {
+  return guarded([&] {
+    if (workspace_bytes > 0) leanattn::check_argument("workspace", workspace);
+    leanattn::initialize_workspace(options_from(options), {static_cast<std::byte*>(workspace), workspace_bytes});
+  });
+}
+
 leanattn_status leanattn_decode(const leanattn_problem* problem, const leanattn_options* options, void* workspace, size_t workspace_bytes) {
   return guarded([&] {
     if (workspace_bytes > 0) leanattn::check_argument("workspace", workspace);
@@ -196,6 +206,16 @@ const char* leanattn_cpu_isa(int32_t index) {
     if (index >= 0 && static_cast<std::size_t>(index) < kNames.size()) name = kNames[index].c_str();
   });
   return name;
+}
+
+const char* leanattn_cuda_path(int32_t index) {
+  static thread_local std::string name;  // the current device may change between calls
+  name.clear();
+  guarded([&] {
+    const std::vector<std::string> names = leanattn::cuda_paths();
+    if (index >= 0 && static_cast<std::size_t>(index) < names.size()) name = names[index];
+  });
+  return name.empty() ? nullptr : name.c_str();
 }
 
 int32_t leanattn_backend_available(leanattn_backend backend) {

@@ -12,6 +12,7 @@
 #include <string_view>
 #include <utility>
 
+#include "cuda/variants.h"
 #include "leanattn/attention.h"
 #include "numeric.h"
 #include "problem_view.h"
@@ -230,7 +231,6 @@ void validate_logits(const Problem& p) {
 
 void validate_options(const Options& options) {
   known_value("backend", options.backend, Backend::kCuda);
-  if (options.backend == Backend::kCuda) reject(Status::kUnsupported, "backend cuda: this version has cpu");
   known_value("policy", options.policy, Policy::kFlashDecoding);
   known_value("head_order", options.head_order, HeadOrder::kBeside);
   in_range("splits", options.splits, 0, kMostSplits);
@@ -239,6 +239,23 @@ void validate_options(const Options& options) {
   }
   in_range("workers", options.workers, 0, kMostWorkers);
   if (options.executor.run != nullptr && options.workers == 0) invalid("workers 0 with an executor: at least 1 is needed");
+}
+
+// What the kernels of variants.h do not do.
+void validate_cuda(const Problem& p, const Options& options) {
+  const auto unsupported = [](std::string_view what, std::string_view supported) {
+    reject(Status::kUnsupported, "{} with backend cuda: supported {}", what, supported);
+  };
+  if (p.q_dtype == DType::kFloat32) unsupported("dtype float32", "are float16 and bfloat16");
+  if (!cuda::is_head_dim(p.head_dim))
+    unsupported(fmt::format("head_dim {}", p.head_dim), fmt::format("are {}", fmt::join(cuda::kHeadDims, ", ")));
+  if (head_dim_v(p) != p.head_dim) unsupported(fmt::format("head_dim_v {}", p.head_dim_v), fmt::format("is head_dim {}", p.head_dim));
+  if (p.window_left >= 0) unsupported(fmt::format("window_left {}", p.window_left), "is -1");
+  if (p.tree_mask != nullptr) unsupported("tree_mask", "is null");
+  if (p.softcap != 0.0f) unsupported(fmt::format("softcap {}", p.softcap), "is 0");
+  if (p.alibi_slopes != nullptr) unsupported("alibi_slopes", "is null");
+  if (p.sinks != nullptr) unsupported("sinks", "is null");
+  if (options.batch_invariant) unsupported("batch_invariant", "is false");
 }
 
 // True when every id is in 0 … pages − 1. Sign bits say so without a branch: id is negative, or pages − 1 − id is.
@@ -296,6 +313,7 @@ void validate(const Problem& problem, const Options& options) {
   validate_strides(problem);
   validate_logits(problem);
   validate_options(options);
+  if (options.backend == Backend::kCuda) validate_cuda(problem, options);
 }
 
 void check_data(const Problem& problem) {
@@ -349,6 +367,18 @@ void check_workspace(const void* workspace, std::size_t workspace_bytes, std::si
 }
 
 void reject_workspace(double bytes) { invalid("workspace of {:.3g} bytes: more than 2^62", bytes); }
+
+void require_cuda(bool available, std::string (*why_absent)()) {
+  if (!available) reject(Status::kUnsupported, "backend cuda: {}", why_absent());
+}
+
+void check_device_workspace(const void* workspace) { aligned("workspace", workspace, 16); }
+
+void reject_cuda_path(const char* cuda_path, const std::string& known) {
+  reject(Status::kUnsupported, "cuda_path {}: this device has {}", cuda_path, known);
+}
+
+void reject_cuda_answer(const char* what, const char* answer) { reject(Status::kInternal, "{}: CUDA says \"{}\"", what, answer); }
 
 void reject_cpu_isa(const char* cpu_isa, const char* known) {
   reject(Status::kUnsupported, "cpu_isa {}: this machine has {}", cpu_isa, known);

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <string>
 
 #include "leanattn/attention.h"
 #include "leanattn/problem.h"
@@ -95,6 +96,14 @@ inline std::int64_t kv_row_offset(const Problem& problem, const KvView& view, in
 void validate_merge(const MergeProblem& problem);
 // kWorkspaceTooSmall when there is less than is needed, kInvalidArgument for a null workspace that is needed.
 void check_workspace(const void* workspace, std::size_t workspace_bytes, std::size_t needed_bytes);
+// kUnsupported, with what why_absent says, unless there is a device.
+void require_cuda(bool available, std::string (*why_absent)());
+// kInvalidArgument for a device workspace that is not aligned to 16 bytes.
+void check_device_workspace(const void* workspace);
+// kUnsupported, always: cuda_path is none of `known`.
+[[noreturn]] void reject_cuda_path(const char* cuda_path, const std::string& known);
+// kInternal, always: what CUDA answered to `what`.
+[[noreturn]] void reject_cuda_answer(const char* what, const char* answer);
 // kUnsupported, always: cpu_isa is none of `known`, such as "AVX3, AVX2".
 [[noreturn]] void reject_cpu_isa(const char* cpu_isa, const char* known);
 // kInvalidArgument, always: more bytes than can be counted.

@@ -21,6 +21,7 @@ level_of() {
     include/leanattn/export.h | include/leanattn/schedule.h | src/partial.h) echo 0 ;;
     src/attention.*) echo 3 ;;
     include/leanattn/leanattn.h | src/capi.*) echo 4 ;;
+    src/cuda/variants.h) echo 0 ;;
     src/reference* | src/cpu/* | src/cuda/*) echo 2 ;;
     include/* | src/*) echo 1 ;;
     tools/* | examples/* | bench/* | python/*) echo 5 ;;
@@ -30,6 +31,7 @@ level_of() {
 peer_of() {
   case $1 in
     src/cpu/*) echo cpu ;;
+    src/cuda/variants.h) ;;
     src/cuda/*) echo cuda ;;
     src/reference*) echo reference ;;
   esac
@@ -74,7 +76,7 @@ for file in "${code[@]}" "${scripts[@]}"; do
 done
 while read -r file; do
   case $file in
-    src/*) grep -qF "  $file" CMakeLists.txt || fault "$file: not in CMakeLists.txt, so it is not built" ;;
+    src/*) grep -qwF "$file" CMakeLists.txt cmake/cuda.cmake || fault "$file: not in CMakeLists.txt, so it is not built" ;;
     *) grep -qw "$(basename "$file" .cpp)" tests/CMakeLists.txt || fault "$file: not in tests/CMakeLists.txt, so it does not run" ;;
   esac
 done < <(list src tests | grep -E '^src/.*\.cpp$|_test\.cpp$')

@@ -20,14 +20,24 @@
 namespace leanattn {
 
 // Bytes of workspace that decode needs, exact, for these shapes and options (and, with workers 0, for the number of threads at the time of
-// the call). Reads no tensor, length or table; a workspace serves any problem whose own query is no larger. With the lean policy it grows
-// with workers × the rows of the longest seq, times about 2·log2(kv_len / 256) when batch_invariant; flashdecoding needs outputs × splits.
+// the call). Reads no tensor, length or table; a workspace serves any problem whose own query is no larger.
+// CPU: with the lean policy it grows with workers × the rows of the longest seq, times about 2·log2(kv_len / 256) when batch_invariant;
+// flashdecoding needs outputs × splits. CUDA: bounded by the multiprocessors of the current device, whatever the problem and the policy.
 // Errors: kInvalidArgument, kUnsupported.
 LEANATTN_API std::size_t workspace_bytes(const Problem& problem, const Options& options = {});
 
-// O and LSE of every row. workspace: at least workspace_bytes(problem, options) bytes, any contents, any alignment; not shared with a call
-// that runs at the same time. With options.workers > 0 the same inputs give the same bits on every run.
-// Errors: kInvalidArgument, kUnsupported, kInvalidData, kWorkspaceTooSmall; O and LSE are untouched then.
+// Makes a workspace ready for its first call. CUDA: needed once for new or overwritten memory, queued on options.stream; every call leaves
+// the workspace ready for the next one, of any problem that it is large enough for. CPU: nothing to do.
+// Errors: kUnsupported, kInternal.
+LEANATTN_API void initialize_workspace(const Options& options, std::span<std::byte> workspace);
+
+// O and LSE of every row. workspace: at least workspace_bytes(problem, options) bytes; not shared with a call that runs at the same time.
+// CPU: host memory, any contents, any alignment. With options.workers > 0 the same inputs give the same bits on every run.
+// CUDA: device memory aligned to 16 bytes, once given to initialize_workspace. One kernel is queued on options.stream and nothing else: no
+// allocation, copy or synchronisation. Lengths and page ids are read on the device and not checked: out of range they are undefined
+// behaviour. The same inputs on the same device with the same options give the same bits.
+// Errors: kInvalidArgument, kUnsupported, kInvalidData (CPU), kWorkspaceTooSmall, kInternal (a launch that CUDA refuses); O and LSE are
+// untouched then.
 LEANATTN_API void decode(const Problem& problem, const Options& options, std::span<std::byte> workspace);
 
 // Merges attention over disjoint shards of a context by their LSE (LeanAttention §4, FlashDecoding): for every row
@@ -48,6 +58,10 @@ LEANATTN_API void merge(const MergeProblem& problem);
 
 // Names of the instruction sets that the CPU backend can run here, fastest first, such as "AVX3", "AVX2"; "AVX3+AMX" with tile registers.
 LEANATTN_API std::vector<std::string> cpu_isas();
+
+// Names of the kernel paths that the CUDA backend can run on the current device, fastest first: "sm_90" with thread-block clusters,
+// "portable" for compute capability 8.0 and later. Empty without the backend or a device.
+LEANATTN_API std::vector<std::string> cuda_paths();
 
 // "0.1.0".
 LEANATTN_API const char* version();

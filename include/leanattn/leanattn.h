@@ -149,10 +149,14 @@ typedef struct leanattn_options {
   leanattn_policy policy;
   int32_t splits; /* flashdecoding: splits an output, at most 1024; 0: the usual heuristic */
   leanattn_head_order head_order;
-  int32_t batch_invariant;    /* not 0: a row's bits depend on its own sequence only, under every policy and worker count */
-  int32_t workers;            /* stretches of the lean cut, at most 65536, on the machine's threads; 0: one a thread */
-  leanattn_executor executor; /* run == NULL: the library's own threads; else workers must be given */
-  const char* cpu_isa;        /* a name of leanattn_cpu_isa; NULL: the fastest */
+  int32_t batch_invariant;     /* not 0: a row's bits depend on its own sequence only, under every policy and worker count */
+  int32_t workers;             /* CPU: stretches of the lean cut, at most 65536, on the machine's threads; 0: one a thread.
+                                 CUDA: thread blocks, at most one a multiprocessor; 0: all */
+  leanattn_executor executor;  /* CPU. run == NULL: the library's own threads; else workers must be given */
+  const char* cpu_isa;         /* CPU: a name of leanattn_cpu_isa; NULL: the fastest */
+  void* stream;                /* CUDA: the cudaStream_t that the call is queued on; NULL: the default stream */
+  int32_t programmatic_launch; /* CUDA, not 0: start while the kernel before it on the stream is ending */
+  const char* cuda_path;       /* CUDA: a name of leanattn_cuda_path; NULL: the fastest */
 } leanattn_options;
 
 /* Attention over disjoint shards of a context, merged by their LSE. A shard row with LSE -inf is empty and its O is not looked at. */
@@ -200,8 +204,14 @@ LEANATTN_API leanattn_status leanattn_check_data(const leanattn_problem* problem
    Errors: LEANATTN_INVALID_ARGUMENT, LEANATTN_UNSUPPORTED; *bytes is untouched then. */
 LEANATTN_API leanattn_status leanattn_workspace_bytes(const leanattn_problem* problem, const leanattn_options* options, size_t* bytes);
 
-/* O and LSE of every row. workspace: any contents, any alignment; not shared with a call that runs at the same time; may be NULL when 0
-   bytes are needed. With options->workers > 0 the same inputs give the same bits on every run.
+/* Makes a workspace ready for its first call. CUDA: needed once for new or overwritten device memory, queued on options->stream; every
+   call leaves it ready for the next. CPU: nothing to do. Errors: LEANATTN_UNSUPPORTED, LEANATTN_INTERNAL. */
+LEANATTN_API leanattn_status leanattn_initialize_workspace(const leanattn_options* options, void* workspace, size_t workspace_bytes);
+
+/* O and LSE of every row. workspace: not shared with a call that runs at the same time; may be NULL when 0 bytes are needed.
+   CPU: any contents, any alignment; with options->workers > 0 the same inputs give the same bits on every run.
+   CUDA: device memory aligned to 16 bytes, initialised once; one kernel is queued on options->stream; lengths and page ids are read on the
+   device and not checked; the same inputs give the same bits.
    Errors: all; O and LSE are untouched then. */
 LEANATTN_API leanattn_status leanattn_decode(const leanattn_problem* problem, const leanattn_options* options, void* workspace,
                                              size_t workspace_bytes);
@@ -218,6 +228,10 @@ LEANATTN_API const char* leanattn_version(void);
 
 /* Name of the index-th instruction set that the CPU backend can run here, from 0, fastest first; NULL behind the last. */
 LEANATTN_API const char* leanattn_cpu_isa(int32_t index);
+
+/* Name of the index-th kernel path that the CUDA backend can run on the current device, from 0, fastest first; NULL behind the last. Valid
+   until the thread's next call. */
+LEANATTN_API const char* leanattn_cuda_path(int32_t index);
 
 /* 1 when the library was built with the backend and the machine can run it, else 0. */
 LEANATTN_API int32_t leanattn_backend_available(leanattn_backend backend);

@@ -2,7 +2,8 @@
 // What to compute (Problem: shapes, tensors, masks, logit rules of one decode-attention call) and how (Options).
 //
 // Every backend and every binding takes this one description. Strides count elements, not bytes; the innermost stride (the head
-// dimension) is always 1. Pointers are host pointers for the CPU backend; a GPU's, when there is one, will be device pointers.
+// dimension) is always 1. All pointers inside are host pointers for the CPU backend and device pointers for the CUDA backend, lengths and
+// tables too: they are read when the call runs, so a captured graph may be replayed with other lengths in the same memory.
 #pragma once
 
 #include <cstdint>
@@ -117,7 +118,7 @@ class LEANATTN_API Error : public std::runtime_error {
   Status status_;
 };
 
-enum class Backend : std::int32_t { kAuto = 0, kCpu = 1, kCuda = 2 };  // kAuto: CPU in this version
+enum class Backend : std::int32_t { kAuto = 0, kCpu = 1, kCuda = 2 };  // kAuto: kCpu; a pointer does not say where it points
 
 // A caller's own threads. run must call body(argument, i) once for every i in 0 … tasks − 1, on any threads, and return after the
 // last has returned; the calls may run one after another. Memory written by bodies must be visible to the caller after run.
@@ -133,10 +134,15 @@ struct Options {
   std::int32_t splits = 0;                  // flashdecoding: splits an output, at most 1024; 0: the usual heuristic (schedule.h)
   HeadOrder head_order = HeadOrder::kAuto;  // KV heads along the line or side by side
   bool batch_invariant = false;             // a row's bits depend on its own sequence only, under every policy and worker count
-  std::int32_t workers = 0;                 // stretches of the lean cut, at most 65536, on at most as many CPU threads as the
-                                            // machine offers; 0: one a thread (OpenMP's count). An executor needs it
-  Executor executor{};                      // run == null: the library's own threads
-  const char* cpu_isa = nullptr;            // a name of cpu_isas(); null: the fastest. For tests and comparisons
+  std::int32_t workers = 0;                 // CPU: stretches of the lean cut, at most 65536, on at most as many threads as the machine
+                                            // offers; 0: one a thread (OpenMP's count). An executor needs it.
+                                            // CUDA: thread blocks, at most one a multiprocessor, so that the others stay free; 0: all
+  Executor executor{};                      // CPU. run == null: the library's own threads
+  const char* cpu_isa = nullptr;            // CPU: a name of cpu_isas(); null: the fastest. For tests and comparisons
+  void* stream = nullptr;                   // CUDA: the cudaStream_t that the call is queued on; null: the default stream
+  bool programmatic_launch = false;         // CUDA: start while the kernel before it on the stream is ending (programmatic dependent
+                                            // launch, compute capability 9.0); that kernel's writes are waited for before any read
+  const char* cuda_path = nullptr;          // CUDA: a name of cuda_paths(); null: the fastest. For tests and comparisons
 };
 
 // Throws Error for every shape, stride, pointer or option that is malformed (kInvalidArgument) or that no backend of this version runs

@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+// The one table of CUDA kernel variants: what is a template parameter of the kernel, and nothing else is. The instantiations
+// (inst_*.cu), the launcher, validation, the command line and the tests read it. Plain C++; includes nothing.
+#pragma once
+
+namespace leanattn::cuda {
+
+// head_dim (equal for K and V). A tile of 64 tokens of one head_dim must be 16 KB to 64 KB.
+constexpr int kHeadDims[] = {64, 96, 128, 256};
+
+// Packed rows (query tokens × group) of one output; a problem takes the smallest that holds its longest seq's rows, or several of the largest.
+constexpr int kRowBlocks[] = {8, 16, 32, 64};
+
+// Paths, fastest first. The portable one runs on compute capability 8.0 and later.
+constexpr const char* kPaths[] = {"sm_90", "portable"};
+
+constexpr bool is_head_dim(int head_dim) {
+  for (const int known : kHeadDims) {
+    if (known == head_dim) return true;
+  }
+  return false;
+}
+
+// The smallest row block that holds `rows`, else the largest.
+constexpr int row_block(int rows) {
+  for (const int block : kRowBlocks) {
+    if (rows <= block) return block;
+  }
+  return kRowBlocks[sizeof(kRowBlocks) / sizeof(kRowBlocks[0]) - 1];
+}
+
+}  // namespace leanattn::cuda
