@@ -8,7 +8,8 @@ namespace leanattn::cuda {
 // head_dim (equal for K and V). A tile of 64 tokens of one head_dim must be 16 KB to 64 KB.
 constexpr int kHeadDims[] = {64, 96, 128, 256};
 
-// Packed rows (query tokens × group) of one output; a problem takes the smallest that holds its longest seq's rows, or several of the largest.
+// Packed rows (query tokens × group) of one output. A problem takes the smallest block that holds the rows of its longest seq, or several
+// of the largest.
 constexpr int kRowBlocks[] = {8, 16, 32, 64};
 
 // Paths, fastest first. The portable one runs on compute capability 8.0 and later.
