@@ -25,7 +25,8 @@ enable_language(CUDA)
 add_library(leanattn_cuda_flags INTERFACE)
 target_compile_features(leanattn_cuda_flags INTERFACE cuda_std_20)
 target_compile_options(leanattn_cuda_flags INTERFACE
-  "$<$<COMPILE_LANGUAGE:CUDA>:-Xptxas=--warn-on-spills,--warning-as-error;-Werror=all-warnings;-Xcompiler=-Wall,-Wextra;--expt-relaxed-constexpr>")
+  "$<$<COMPILE_LANGUAGE:CUDA>:-Xptxas=--warn-on-spills,--warning-as-error;-Werror=all-warnings>"
+  "$<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-Wall,-Wextra;--expt-relaxed-constexpr>")
 
 add_library(leanattn_cuda_objects OBJECT src/cuda/backend.cu src/cuda/inst_bf16.cu src/cuda/inst_f16.cu)
 set_target_properties(leanattn_cuda_objects PROPERTIES

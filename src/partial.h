@@ -19,7 +19,8 @@ namespace leanattn {
 constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xff800000u);  // NVRTC has no builtin infinity
 constexpr float kNotANumber = __builtin_bit_cast(float, 0x7fc00000);
 
-// (m, ℓ) of one row; natural-log units.
+// (m, ℓ) of one row. m in natural-log units, or in log2 units for the functions with kLog2: then s·log2(e) stands for s and 2^x for e^x.
+enum class LogUnit { kNatural, kLog2 };
 struct RowPartial {
   float max = kMinusInfinity;
   float sum = 0.0f;
@@ -28,7 +29,7 @@ struct RowPartial {
 // How two rows merge: value = base + factor·other, where base is y when swapped and x otherwise.
 struct RowMerge {
   RowPartial row;
-  float factor = 0.0f;  // e^(m_other − m_base); 0 leaves the base as it is
+  float factor = 0.0f;  // e^(m_other − m_base), or 2^…; 0 leaves the base as it is
   bool swapped = false;
 };
 
@@ -48,16 +49,42 @@ LEANATTN_PARTIAL_HOST_DEVICE inline float log_natural(float x) {
 #endif
 }
 
+LEANATTN_PARTIAL_HOST_DEVICE inline float exp_two(float x) {
+#if defined(__CUDA_ARCH__)
+  return exp2f(x);  // exact for whole x
+#else
+  return __builtin_exp2f(x);
+#endif
+}
+
+LEANATTN_PARTIAL_HOST_DEVICE inline float log_two(float x) {
+#if defined(__CUDA_ARCH__)
+  return log2f(x);
+#else
+  return __builtin_log2f(x);
+#endif
+}
+
 LEANATTN_PARTIAL_HOST_DEVICE inline float merge_value(float factor, float base, float other) {
   return factor == 0.0f ? base : base + factor * other;
 }
 
+// What a partial with maximum `max` counts on the base `base`, which is no smaller: e^(max − base), or 2^…; 0 for an empty one. Any number of
+// partials merge on their largest maximum as Σ weight·ℓ and Σ weight·Õ.
+template <LogUnit kUnit = LogUnit::kNatural>
+LEANATTN_PARTIAL_HOST_DEVICE inline float merge_weight(float max, float base) {
+  if (max == kMinusInfinity) return 0.0f;
+  return kUnit == LogUnit::kLog2 ? exp_two(max - base) : exp_natural(max - base);
+}
+
+template <LogUnit kUnit = LogUnit::kNatural>
 LEANATTN_PARTIAL_HOST_DEVICE inline RowMerge merge_rows(const RowPartial& x, const RowPartial& y) {
   RowMerge merge;
   merge.swapped = y.max > x.max;
-  const RowPartial& base = merge.swapped ? y : x;
-  const RowPartial& other = merge.swapped ? x : y;
-  merge.factor = other.max == kMinusInfinity ? 0.0f : exp_natural(other.max - base.max);
+  // Member by member: a reference to either would put both in memory on a GPU.
+  const RowPartial base{merge.swapped ? y.max : x.max, merge.swapped ? y.sum : x.sum};
+  const RowPartial other{merge.swapped ? x.max : y.max, merge.swapped ? x.sum : y.sum};
+  merge.factor = merge_weight<kUnit>(other.max, base.max);
   merge.row.max = other.max == 0.0f && base.max == 0.0f ? base.max + other.max : base.max;  // 0 and −0 tie: 0, whichever is the base
   merge.row.sum = merge_value(merge.factor, base.sum, other.sum);
   // A NaN must not be lost to a comparison that it fails or to a factor of 0.
@@ -90,9 +117,11 @@ LEANATTN_PARTIAL_HOST_DEVICE inline RowPartial shard_partial(float natural_lse) 
 // O = Õ·finish_factor; an empty row gives 0.
 LEANATTN_PARTIAL_HOST_DEVICE inline float finish_factor(const RowPartial& row) { return row.sum == 0.0f ? 0.0f : 1.0f / row.sum; }
 
-// Natural log; −inf for an empty row.
+// In the unit of m; −inf for an empty row.
+template <LogUnit kUnit = LogUnit::kNatural>
 LEANATTN_PARTIAL_HOST_DEVICE inline float finish_lse(const RowPartial& row) {
-  return row.sum == 0.0f ? kMinusInfinity : row.max + log_natural(row.sum);
+  if (row.sum == 0.0f) return kMinusInfinity;
+  return row.max + (kUnit == LogUnit::kLog2 ? log_two(row.sum) : log_natural(row.sum));
 }
 
 }  // namespace leanattn

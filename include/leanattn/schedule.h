@@ -52,7 +52,8 @@ struct Line {
   int fragment_cost_tiles = 0;  // lean: cost of an output beyond its tiles
   Policy policy = Policy::kLean;
   int splits = 1;                        // flashdecoding: ≥ 1
-  int workers = 1;                       // lean: the most stretches
+  int workers = 1;                       // lean, and the others with runs: the most stretches
+  bool runs = false;                     // fa2, flashdecoding: a stretch is an equal run of units, as with lean, not one unit
   int min_stretch_units = 1;             // lean: fewer workers rather than shorter stretches
   int max_output_stretches = 0;          // lean: a stretch is at least this part of the longest output, which then meets at most one
                                          // stretch more than this; 0: no limit
@@ -62,10 +63,19 @@ struct Line {
 struct Cut {
   long long units = 0;
   long long stretches = 0;
+  long long whole = 0;  // units of a stretch, one more in the first `longer` of them
+  long long longer = 0;
+};
+
+// Lengths of a seq, read once.
+struct SeqLens {
+  int kv_len = 0;
+  int q_len = 0;
 };
 
 struct Segment {
   int seq = 0;
+  SeqLens lens{};      // of the seq
   int output = 0;      // of the seq's outputs: kv_head·row_blocks + row_block along, row_block beside
   int tiles = 0;       // of the whole output
   int tile_begin = 0;  // counted from the output's first tile
@@ -78,11 +88,12 @@ struct Cursor {
   long long end_unit = 0;  // end of the stretch
   long long seq_unit = 0;  // first unit of seq
   int seq = 0;
+  SeqLens lens{};  // of seq
 };
 
-LEANATTN_HOST_DEVICE inline int ceil_div(int a, int b) { return a / b + (a % b != 0); }
-LEANATTN_HOST_DEVICE inline int min_of(int a, int b) { return a < b ? a : b; }
-LEANATTN_HOST_DEVICE inline int max_of(int a, int b) { return a > b ? a : b; }
+LEANATTN_HOST_DEVICE constexpr int ceil_div(int a, int b) { return a / b + (a % b != 0); }
+LEANATTN_HOST_DEVICE constexpr int min_of(int a, int b) { return a < b ? a : b; }
+LEANATTN_HOST_DEVICE constexpr int max_of(int a, int b) { return a > b ? a : b; }
 
 // --- Sequences ---
 
@@ -95,29 +106,34 @@ LEANATTN_HOST_DEVICE inline int seq_q_len(const Line& line, int seq) {
   return line.cu_seqlens_q ? line.cu_seqlens_q[seq + 1] - line.cu_seqlens_q[seq] : line.q_len;
 }
 
+LEANATTN_HOST_DEVICE inline SeqLens seq_lens(const Line& line, int seq) { return {seq_kv_len(line, seq), seq_q_len(line, seq)}; }
+
 // First token that any row sees: the left end of the window of query token 0.
-LEANATTN_HOST_DEVICE inline int seq_first_token(const Line& line, int seq) {
+LEANATTN_HOST_DEVICE inline int seq_first_token(const Line& line, const SeqLens& lens) {
   if (line.window_left < 0) return 0;
-  const long long first = static_cast<long long>(seq_kv_len(line, seq)) - seq_q_len(line, seq) - line.window_left;
+  const long long first = static_cast<long long>(lens.kv_len) - lens.q_len - line.window_left;
   return first > 0 ? static_cast<int>(first) : 0;
 }
+LEANATTN_HOST_DEVICE inline int seq_first_token(const Line& line, int seq) { return seq_first_token(line, seq_lens(line, seq)); }
 
 // Tiles of each output of the seq, at least one: an empty seq has one tile without tokens, so every output is on the line.
-LEANATTN_HOST_DEVICE inline int seq_tiles(const Line& line, int seq) {
-  const int first_tile = seq_first_token(line, seq) / line.tile_tokens;
-  return max_of(ceil_div(seq_kv_len(line, seq), line.tile_tokens) - first_tile, 1);
+LEANATTN_HOST_DEVICE inline int seq_tiles(const Line& line, const SeqLens& lens) {
+  const int first_tile = seq_first_token(line, lens) / line.tile_tokens;
+  return max_of(ceil_div(lens.kv_len, line.tile_tokens) - first_tile, 1);
 }
+LEANATTN_HOST_DEVICE inline int seq_tiles(const Line& line, int seq) { return seq_tiles(line, seq_lens(line, seq)); }
 
-LEANATTN_HOST_DEVICE inline int seq_row_blocks(const Line& line, int seq) {
-  const int rows = seq_q_len(line, seq) * line.group;
+LEANATTN_HOST_DEVICE inline int seq_row_blocks(const Line& line, const SeqLens& lens) {
+  const int rows = lens.q_len * line.group;
   if (rows <= 0) return 0;
   return line.rows_per_block > 0 ? ceil_div(rows, line.rows_per_block) : 1;
 }
 
 // Outputs of the seq; none for q_len 0.
-LEANATTN_HOST_DEVICE inline int seq_outputs(const Line& line, int seq) {
-  return seq_row_blocks(line, seq) * (line.head_order == HeadOrder::kBeside ? 1 : line.kv_heads);
+LEANATTN_HOST_DEVICE inline int seq_outputs(const Line& line, const SeqLens& lens) {
+  return seq_row_blocks(line, lens) * (line.head_order == HeadOrder::kBeside ? 1 : line.kv_heads);
 }
+LEANATTN_HOST_DEVICE inline int seq_outputs(const Line& line, int seq) { return seq_outputs(line, seq_lens(line, seq)); }
 
 // First token of a tile of the output, and one past its last (equal for an empty seq). Tiles sit on multiples of tile_tokens, whatever
 // the window.
@@ -160,9 +176,10 @@ LEANATTN_HOST_DEVICE inline int tile_at(const Line& line, int tiles, long long u
   return tile <= 0 ? 0 : static_cast<int>(tile - tile % grain);
 }
 
-LEANATTN_HOST_DEVICE inline long long seq_unit_count(const Line& line, int seq) {
-  return seq_outputs(line, seq) * output_units(line, seq_tiles(line, seq));
+LEANATTN_HOST_DEVICE inline long long seq_unit_count(const Line& line, const SeqLens& lens) {
+  return seq_outputs(line, lens) * output_units(line, seq_tiles(line, lens));
 }
+LEANATTN_HOST_DEVICE inline long long seq_unit_count(const Line& line, int seq) { return seq_unit_count(line, seq_lens(line, seq)); }
 
 // Fills prefix[num_seqs + 1] with the first unit of each seq and the total behind the last: set line.seq_units to it and every search
 // below takes O(log num_seqs) instead of O(num_seqs).
@@ -201,46 +218,53 @@ LEANATTN_HOST_DEVICE inline int flashdecoding_splits(long long outputs, int work
 }
 
 // The cut of a line. lean: as many equal stretches as there are workers, fewer where min_stretch_units or max_output_stretches ask for it;
-// other policies: a stretch a unit. A line without outputs has no stretch; the functions below then have nothing to be asked.
+// other policies: a stretch a unit, with runs as many equal stretches as there are workers. A line without outputs has no stretch; the functions below then have nothing to be asked.
 //
 // How equal lean stretches are: two stretches differ by at most one unit. In tiles, with c = max(chunk_tiles, 1), by at most 2c − 1 beyond
 // what their shares of the cost units differ by: a cut inside a chunk moves back by up to c − 1 tiles, at either end of a stretch.
-LEANATTN_HOST_DEVICE inline Cut make_cut(const Line& line) {
+//
+// cut_of_units is make_cut for whoever has the sums already: the units of the line, and of its longest output (at least 1).
+LEANATTN_HOST_DEVICE inline Cut cut_of_units(const Line& line, long long units, long long longest) {
   Cut cut;
-  long long longest = 1;
+  cut.units = units;
+  if (units == 0) return cut;
+  long long most = units;  // stretches
+  if (line.policy == Policy::kLean) {
+    long long shortest = max_of(line.min_stretch_units, 1);
+    if (line.max_output_stretches > 0) {
+      const long long limit = (longest + line.max_output_stretches - 1) / line.max_output_stretches;
+      if (limit > shortest) shortest = limit;
+    }
+    if (shortest > 1) most = units / shortest > 1 ? units / shortest : 1;
+  }
+  const bool limited = line.policy == Policy::kLean || line.runs;
+  cut.stretches = limited && line.workers < most ? line.workers : most;
+  cut.whole = units / cut.stretches;
+  cut.longer = units - cut.whole * cut.stretches;
+  return cut;
+}
+
+LEANATTN_HOST_DEVICE inline Cut make_cut(const Line& line) {
+  long long all = 0, longest = 1;
   for (int seq = 0; seq < line.num_seqs; ++seq) {
     const long long units = output_units(line, seq_tiles(line, seq));
     const int outputs = seq_outputs(line, seq);
-    cut.units += outputs * units;
+    all += outputs * units;
     if (outputs > 0 && units > longest) longest = units;
   }
-  if (line.policy != Policy::kLean) {
-    cut.stretches = cut.units;
-    return cut;
-  }
-  long long shortest = max_of(line.min_stretch_units, 1);
-  if (line.max_output_stretches > 0) {
-    const long long limit = (longest + line.max_output_stretches - 1) / line.max_output_stretches;
-    if (limit > shortest) shortest = limit;
-  }
-  const long long most = cut.units / shortest > 1 ? cut.units / shortest : 1;
-  cut.stretches = cut.units == 0 ? 0 : (most < line.workers ? most : line.workers);
-  return cut;
+  return cut_of_units(line, all, longest);
 }
 
 // First unit of a stretch; stretch = cut.stretches gives the end of the line. Lengths differ by at most one unit.
 LEANATTN_HOST_DEVICE inline long long stretch_begin(const Cut& cut, long long stretch) {
-  const long long whole = cut.units / cut.stretches;
-  const long long longer = cut.units % cut.stretches;
-  return stretch * whole + (stretch < longer ? stretch : longer);
+  return stretch * cut.whole + (stretch < cut.longer ? stretch : cut.longer);
 }
 
 // The stretch that holds a unit, 0 ≤ unit < cut.units: the inverse of stretch_begin.
 LEANATTN_HOST_DEVICE inline long long stretch_of(const Cut& cut, long long unit) {
-  const long long whole = cut.units / cut.stretches;
-  const long long longer = cut.units % cut.stretches;
-  const long long in_longer = longer * (whole + 1);
-  return unit < in_longer ? unit / (whole + 1) : longer + (unit - in_longer) / whole;
+  const long long in_longer = cut.longer * (cut.whole + 1);
+  const bool longer = unit < in_longer;
+  return (longer ? 0 : cut.longer) + (longer ? unit : unit - in_longer) / (cut.whole + (longer ? 1 : 0));
 }
 
 // First unit of a seq.
@@ -265,22 +289,26 @@ LEANATTN_HOST_DEVICE inline Cursor stretch_cursor(const Line& line, const Cut& c
     cursor.seq = low;
     cursor.seq_unit = line.seq_units[low];
   }
+  cursor.lens = seq_lens(line, cursor.seq);
   return cursor;
 }
 
 // Takes the next segment of the stretch, in tile order; false behind the last.
 LEANATTN_HOST_DEVICE inline bool next_segment(const Line& line, Cursor& cursor, Segment& segment) {
   while (cursor.unit < cursor.end_unit) {
-    const long long seq_end = cursor.seq_unit + seq_unit_count(line, cursor.seq);
+    segment.seq = cursor.seq;
+    segment.lens = cursor.lens;
+    segment.tiles = seq_tiles(line, cursor.lens);
+    const long long units = output_units(line, segment.tiles);
+    const int outputs = seq_outputs(line, cursor.lens);
+    const long long seq_end = cursor.seq_unit + outputs * units;
     if (cursor.unit >= seq_end) {
       cursor.seq_unit = seq_end;
       ++cursor.seq;
+      cursor.lens = seq_lens(line, cursor.seq);  // there is one: the stretch has not ended
       continue;
     }
-    segment.seq = cursor.seq;
-    segment.tiles = seq_tiles(line, cursor.seq);
-    const long long units = output_units(line, segment.tiles);
-    segment.output = static_cast<int>((cursor.unit - cursor.seq_unit) / units);
+    segment.output = outputs == 1 ? 0 : static_cast<int>((cursor.unit - cursor.seq_unit) / units);
     const long long first = cursor.seq_unit + segment.output * units;
     const long long end = first + units < cursor.end_unit ? first + units : cursor.end_unit;
     segment.tile_begin = tile_at(line, segment.tiles, cursor.unit - first);
@@ -298,14 +326,17 @@ LEANATTN_HOST_DEVICE inline bool ends_output(const Segment& segment) { return se
 // A cut output has segments in more than one stretch; their partials meet in tile order.
 LEANATTN_HOST_DEVICE inline bool is_cut(const Segment& segment) { return !(starts_output(segment) && ends_output(segment)); }
 
-// Where a cut segment's partial lies. A lean stretch has at most two cut segments: one that goes on from the stretch before (even slot),
-// one that starts an output which the next stretch goes on with (odd slot). In the other policies a stretch has one segment.
+// A stretch of the lean policy, or a run, has many segments; else a stretch has one.
+LEANATTN_HOST_DEVICE inline bool has_long_stretches(const Line& line) { return line.policy == Policy::kLean || line.runs; }
+
+// Where a cut segment's partial lies. A long stretch has at most two cut segments: one that goes on from the stretch before (even slot),
+// one that starts an output which the next stretch goes on with (odd slot).
 LEANATTN_HOST_DEVICE inline long long partial_slot(const Line& line, long long stretch, const Segment& segment) {
-  return line.policy == Policy::kLean ? 2 * stretch + (starts_output(segment) ? 1 : 0) : stretch;
+  return has_long_stretches(line) ? 2 * stretch + (starts_output(segment) ? 1 : 0) : stretch;
 }
 
 LEANATTN_HOST_DEVICE inline long long partial_slots(const Line& line, const Cut& cut) {
-  return line.policy == Policy::kLean ? 2 * cut.stretches : cut.stretches;
+  return has_long_stretches(line) ? 2 * cut.stretches : cut.stretches;
 }
 
 // The merge list of an output: the stretches from first to last hold its segments in tile order; some may hold none (segment_of).
@@ -324,11 +355,29 @@ LEANATTN_HOST_DEVICE inline MergeList merge_list(const Line& line, const Cut& cu
   return list;
 }
 
+// The merge list of an output of `tiles` tiles without the stretches at either end that hold no tile of it: those between hold some.
+// Not for chunks.
+LEANATTN_HOST_DEVICE inline MergeList part_list(const Line& line, const Cut& cut, long long output_unit, int tiles) {
+  MergeList list;
+  list.output_unit = output_unit;
+  long long first_tile_unit = 0, last_tile_unit = 0;
+  if (line.policy == Policy::kLean) {
+    first_tile_unit = line.fragment_cost_tiles;
+    last_tile_unit = first_tile_unit + tiles - 1;
+  } else if (line.policy == Policy::kFlashDecoding) {
+    last_tile_unit = (tiles - 1) / ceil_div(tiles, line.splits);
+  }
+  list.first = stretch_of(cut, list.output_unit + first_tile_unit);
+  list.last = stretch_of(cut, list.output_unit + last_tile_unit);
+  return list;
+}
+
 // The segment of an output in one stretch of its merge list; empty (tile_begin == tile_end) when the stretch holds no tile of it.
 LEANATTN_HOST_DEVICE inline Segment segment_of(const Line& line, const Cut& cut, const MergeList& list, int seq, int output,
                                                long long stretch) {
   Segment segment;
   segment.seq = seq;
+  segment.lens = seq_lens(line, seq);
   segment.output = output;
   segment.tiles = seq_tiles(line, seq);
   segment.tile_begin = tile_at(line, segment.tiles, stretch_begin(cut, stretch) - list.output_unit);

@@ -5,7 +5,7 @@
 
 namespace leanattn::cuda {
 
-// head_dim (equal for K and V). A tile of 64 tokens of one head_dim must be 16 KB to 64 KB.
+// head_dim, equal for K and V.
 constexpr int kHeadDims[] = {64, 96, 128, 256};
 
 // Packed rows (query tokens × group) of one output. A problem takes the smallest block that holds the rows of its longest seq, or several
@@ -22,12 +22,18 @@ constexpr bool is_head_dim(int head_dim) {
   return false;
 }
 
+// Registers hold Õ of no more than 32 rows of head_dim 256.
+constexpr bool has_variant(int head_dim, int rows) { return rows <= (head_dim > 128 ? 32 : 64); }
+
 // The smallest row block that holds `rows`, else the largest.
-constexpr int row_block(int rows) {
+constexpr int row_block(int head_dim, int rows) {
+  int largest = 0;
   for (const int block : kRowBlocks) {
+    if (!has_variant(head_dim, block)) continue;
     if (rows <= block) return block;
+    largest = block;
   }
-  return kRowBlocks[sizeof(kRowBlocks) / sizeof(kRowBlocks[0]) - 1];
+  return largest;
 }
 
 }  // namespace leanattn::cuda

@@ -1,0 +1,258 @@
+// SPDX-License-Identifier: Apache-2.0
+// The host's side of a call: which kernel, which cut of the line, how the workspace is laid out, one launch. Lengths are on the device and
+// never looked at here.
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <bit>
+#include <cstdint>
+#include <numeric>
+
+#include "backend.h"
+#include "cuda/launch.h"
+#include "cuda/timeline.cuh"
+#include "cuda/variants.h"
+#include "numeric.h"
+#include "problem_view.h"
+
+namespace leanattn::cuda {
+namespace {
+
+void require(cudaError_t answer, const char* what) {
+  if (answer == cudaSuccess) return;
+  cudaGetLastError();  // so that the next call does not meet it again
+  reject_cuda_answer(what, cudaGetErrorString(answer));
+}
+
+struct Device {
+  int sms = 0;
+  int capability = 0;  // 90 for 9.0
+  int most_shared_bytes = 0;
+};
+
+int attribute(cudaDeviceAttr which, int device) {
+  int value = 0;
+  require(cudaDeviceGetAttribute(&value, which, device), "cudaDeviceGetAttribute");
+  return value;
+}
+
+Device current_device() {
+  int id = 0;
+  require(cudaGetDevice(&id), "cudaGetDevice");
+  Device device;
+  device.sms = attribute(cudaDevAttrMultiProcessorCount, id);
+  device.capability = attribute(cudaDevAttrComputeCapabilityMajor, id) * 10 + attribute(cudaDevAttrComputeCapabilityMinor, id);
+  device.most_shared_bytes = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, id);
+  return device;
+}
+
+// Everything about a launch that the problem's shape decides.
+struct Plan {
+  Device device;
+  Kernel kernel;
+  Line line;
+  int rows = 0;
+  int grid = 0;
+  int stages = 0;
+  int shared_bytes = 0;
+};
+
+constexpr int kBytesInFlight = 96 << 10;  // of K and V, a multiprocessor: less is slower, and so is much more
+
+Plan make_plan(const Problem& problem, const Options& options) {
+  Plan plan;
+  plan.device = current_device();
+  const std::int64_t most_rows = static_cast<std::int64_t>(problem.q_len) * group(problem);
+  plan.rows = row_block(problem.head_dim, static_cast<int>(std::min<std::int64_t>(most_rows, 1 << 20)));
+  plan.kernel = (problem.q_dtype == DType::kBFloat16 ? bfloat16_kernel : float16_kernel)(problem.head_dim, plan.rows);
+  const int stage_bytes = plan.kernel.stage_tokens * problem.head_dim * 4;
+  plan.stages = std::max(2, kBytesInFlight / stage_bytes);
+  const auto bytes = [&] { return plan.kernel.fixed_shared_bytes + plan.stages * plan.kernel.stage_shared_bytes; };
+  while (plan.stages > 1 && bytes() > plan.device.most_shared_bytes) --plan.stages;
+  plan.shared_bytes = bytes();
+
+  const int blocks = options.workers > 0 ? std::min(options.workers, plan.device.sms) : plan.device.sms;
+  Line& line = plan.line;
+  line.num_seqs = problem.batch;
+  line.kv_lens = problem.kv_lens;
+  line.cu_seqlens_kv = problem.cu_seqlens_kv;
+  line.cu_seqlens_q = problem.cu_seqlens_q;
+  line.q_len = problem.q_len;
+  line.kv_heads = problem.kv_heads;
+  line.group = group(problem);
+  line.rows_per_block = plan.rows;
+  line.tile_tokens = plan.kernel.tile_tokens;
+  line.policy = options.policy;
+  line.runs = true;
+  line.fragment_cost_tiles = options.policy == Policy::kLean ? 1 : 0;
+  line.head_order = options.head_order;
+  const int lines = std::min(problem.kv_heads, blocks);  // of heads side by side
+  const int used_beside = problem.kv_heads <= blocks ? blocks / lines * lines : 0;
+  if (line.head_order == HeadOrder::kAuto) {
+    line.head_order = used_beside * 10 >= blocks * 9 ? HeadOrder::kBeside : HeadOrder::kAlong;
+  } else if (line.head_order == HeadOrder::kBeside && used_beside == 0) {
+    line.head_order = HeadOrder::kAlong;  // fewer blocks than heads
+  }
+  const bool beside = line.head_order == HeadOrder::kBeside;
+  line.workers = beside ? blocks / lines : blocks;
+  plan.grid = beside ? line.workers * lines : line.workers;
+
+  const std::int64_t most_tiles = std::max<std::int64_t>((max_kv_len(problem) + line.tile_tokens - 1) / line.tile_tokens, 1);
+  if (options.policy == Policy::kFlashDecoding) {
+    const std::int64_t row_blocks = (most_rows + plan.rows - 1) / plan.rows;
+    const std::int64_t outputs = std::max<std::int64_t>(row_blocks * problem.batch * problem.kv_heads, 1);
+    line.splits = options.splits > 0 ? options.splits
+                                     : flashdecoding_splits(outputs, blocks, static_cast<int>(std::min<std::int64_t>(most_tiles, 1 << 24)));
+  }
+  return plan;
+}
+
+struct Layout {
+  std::size_t counter_bytes = 0;  // at the front and the same for every problem on the device, so that they stay 0 between any two calls
+  std::size_t row_bytes = 0;
+  std::size_t value_bytes = 0;
+  std::size_t timeline_bytes = 0;
+};
+
+Layout lay_out(const Plan& plan) {
+  const std::size_t slots = 2 * static_cast<std::size_t>(plan.device.sms);
+  Layout layout;
+  layout.counter_bytes = 2 * slots * kMaxConsumerWarps * sizeof(std::uint32_t);
+  layout.row_bytes = slots * plan.kernel.slot_row_bytes;
+  layout.value_bytes = slots * plan.kernel.slot_value_bytes;
+#if defined(LEANATTN_TIMELINE)
+  layout.timeline_bytes = static_cast<std::size_t>(plan.device.sms) * kMarks * sizeof(std::uint64_t);
+#endif
+  return layout;
+}
+
+// The widest access that the pointer and all the strides (elements of 2 bytes) are multiples of.
+int access_bytes(const void* data, std::initializer_list<std::int64_t> strides) {
+  std::uint64_t all = reinterpret_cast<std::uintptr_t>(data) | 16;
+  for (const std::int64_t stride : strides) all |= static_cast<std::uint64_t>(stride) * 2;
+  return static_cast<int>(all & (~all + 1));
+}
+
+template <class View>
+RowView row_view(const View& view, bool packed) {
+  RowView rows;
+  rows.data = static_cast<std::uint16_t*>(const_cast<void*>(static_cast<const void*>(view.data)));
+  rows.seq_stride = packed ? 0 : view.seq_stride;
+  rows.token_stride = view.token_stride;
+  rows.head_stride = view.head_stride;
+  rows.access_bytes = access_bytes(view.data, {rows.seq_stride, rows.token_stride, rows.head_stride});
+  return rows;
+}
+
+KvRows kv_rows(const KvView& view, bool ragged) {
+  KvRows rows;
+  rows.data = static_cast<const std::uint16_t*>(view.data);
+  rows.outer_stride = ragged ? 0 : view.outer_stride;
+  rows.token_stride = view.token_stride;
+  rows.head_stride = view.head_stride;
+  rows.access_bytes = access_bytes(view.data, {rows.outer_stride, rows.token_stride, rows.head_stride});
+  return rows;
+}
+
+Params make_params(const Problem& problem, const Plan& plan, std::byte* workspace) {
+  Params p;
+  p.line = plan.line;
+  const bool packed = problem.cu_seqlens_q != nullptr;
+  p.q = row_view(problem.q, packed);
+  p.o = row_view(problem.o, packed);
+  p.ragged = problem.kv_layout == KvLayout::kRagged;
+  p.k = kv_rows(problem.k, p.ragged);
+  p.v = kv_rows(problem.v, p.ragged);
+  p.access_bytes = std::min({p.q.access_bytes, p.k.access_bytes, p.v.access_bytes});
+  p.lse = problem.lse;
+  if (problem.kv_layout == KvLayout::kPaged) {
+    p.block_table = problem.block_table;
+    p.block_table_stride = block_table_stride(problem);
+    p.page_size = problem.page_size;
+    // 2^log2 ≥ page_size, so the factor has 32 bits and is rounded up by less than 2^31 tokens can tell (Granlund & Montgomery, 1994).
+    const int log2 = std::bit_width(static_cast<unsigned>(p.page_size) - 1u);
+    p.page_shift = 31 + log2;
+    p.page_factor = static_cast<std::uint32_t>((1ull << p.page_shift) / static_cast<unsigned>(p.page_size) + 1);
+  }
+  p.kv_heads = problem.kv_heads;
+  p.group = group(problem);
+  p.causal = problem.causal;
+  p.scale_log2 = scale(problem) * kLog2E;
+  p.lse_factor = problem.lse_base == LseBase::kTwo ? 1.0f : kLn2;
+  p.stages = plan.stages;
+  const Layout layout = lay_out(plan);
+  p.slots = 2 * plan.device.sms;
+  p.counters = reinterpret_cast<std::uint32_t*>(workspace);
+  p.partial_rows = reinterpret_cast<float2*>(workspace + layout.counter_bytes);
+  p.partial_values = reinterpret_cast<float4*>(workspace + layout.counter_bytes + layout.row_bytes);
+  p.timeline = reinterpret_cast<std::uint64_t*>(workspace + layout.counter_bytes + layout.row_bytes + layout.value_bytes);
+  return p;
+}
+
+}  // namespace
+
+bool available() {
+  int devices = 0;
+  if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
+    cudaGetLastError();
+    return false;
+  }
+  return current_device().capability >= 80;
+}
+
+std::string why_absent() {
+  int devices = 0;
+  const cudaError_t answer = cudaGetDeviceCount(&devices);
+  cudaGetLastError();
+  if (answer != cudaSuccess) return std::string("no CUDA device: ") + cudaGetErrorString(answer);
+  if (devices == 0) return "no CUDA device";
+  const int capability = current_device().capability;
+  return "compute capability " + std::to_string(capability / 10) + "." + std::to_string(capability % 10) + ": at least 8.0 is needed";
+}
+
+std::string device_name() {
+  int id = 0;
+  cudaDeviceProp properties{};
+  if (!available() || cudaGetDevice(&id) != cudaSuccess || cudaGetDeviceProperties(&properties, id) != cudaSuccess) return {};
+  return properties.name;
+}
+
+std::vector<std::string> paths() {
+  if (!available()) return {};
+  std::vector<std::string> names(std::begin(kPaths), std::end(kPaths));
+  if (current_device().capability < 90) names.erase(names.begin());
+  return names;
+}
+
+std::size_t workspace_bytes(const Problem& problem, const Options& options) {
+  const Layout layout = lay_out(make_plan(problem, options));
+  return layout.counter_bytes + layout.row_bytes + layout.value_bytes + layout.timeline_bytes;
+}
+
+void initialize_workspace(const Options& options, std::span<std::byte> workspace) {
+  require(cudaMemsetAsync(workspace.data(), 0, workspace.size(), static_cast<cudaStream_t>(options.stream)), "cudaMemsetAsync");
+}
+
+void decode(const Problem& problem, const Options& options, std::span<std::byte> workspace) {
+  if (problem.batch == 0 || problem.q_len == 0) return;
+  const Plan plan = make_plan(problem, options);
+  Params params = make_params(problem, plan, workspace.data());
+  require(cudaFuncSetAttribute(plan.kernel.function, cudaFuncAttributeMaxDynamicSharedMemorySize, plan.shared_bytes),
+          "cudaFuncSetAttribute");
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(plan.grid));
+  config.blockDim = dim3(static_cast<unsigned>(plan.kernel.threads));
+  config.dynamicSmemBytes = static_cast<std::size_t>(plan.shared_bytes);
+  config.stream = static_cast<cudaStream_t>(options.stream);
+  cudaLaunchAttribute attributes[1];
+  if (options.programmatic_launch && plan.device.capability >= 90) {
+    attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[0].val.programmaticStreamSerializationAllowed = 1;
+    config.attrs = attributes;
+    config.numAttrs = 1;
+  }
+  void* arguments[] = {&params};
+  require(cudaLaunchKernelExC(&config, plan.kernel.function, arguments), "cudaLaunchKernelExC");
+}
+
+}  // namespace leanattn::cuda

@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a variant of the kernel fixes at compile time, and the shared memory that follows from it.
+//
+//   T           element type of Q, K, V and O
+//   kHeadDim    of Q, K and V
+//   kRows       packed rows of an output (variants.h)
+//
+// Warps: kGroups groups of four consumer warps, each for up to 32 of the rows, then four producer warps.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+
+#include "cuda/params.h"
+#include "cuda/ptx.cuh"
+
+namespace leanattn::cuda {
+
+constexpr int kWarp = 32;
+constexpr int kGroupWarps = 4;
+constexpr int kGroupThreads = kGroupWarps * kWarp;
+constexpr int kProducerThreads = 4 * kWarp;
+constexpr int kMaxStages = 8;
+constexpr int kMmaTokens = 16;  // tokens that a step of P·V takes
+
+constexpr int kTile = 64;  // tokens of a tile, the unit of the line
+// Tokens of a stage: one tile, or two where rows are so short that a warp would have too little work between two barriers.
+constexpr int stage_tokens(int head_dim) { return head_dim == 64 ? 128 : 64; }
+
+template <class T>
+struct Element;
+
+template <>
+struct Element<__nv_bfloat16> {
+  __device__ static __forceinline__ void mma(float (&c)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1) {
+    ptx::mma_bf16(c, a, b0, b1);
+  }
+  __device__ static __forceinline__ std::uint32_t pack(float low, float high) {
+    const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+    return reinterpret_cast<const std::uint32_t&>(pair);
+  }
+  // Both halves times a power of two.
+  __device__ static __forceinline__ std::uint32_t scaled(std::uint32_t pair, float factor) {
+    const __nv_bfloat162 product = __hmul2(reinterpret_cast<const __nv_bfloat162&>(pair), __float2bfloat162_rn(factor));
+    return reinterpret_cast<const std::uint32_t&>(product);
+  }
+};
+
+template <>
+struct Element<__half> {
+  __device__ static __forceinline__ void mma(float (&c)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1) {
+    ptx::mma_f16(c, a, b0, b1);
+  }
+  __device__ static __forceinline__ std::uint32_t pack(float low, float high) {
+    const __half2 pair = __floats2half2_rn(low, high);
+    return reinterpret_cast<const std::uint32_t&>(pair);
+  }
+  __device__ static __forceinline__ std::uint32_t scaled(std::uint32_t pair, float factor) {
+    const __half2 product = __hmul2(reinterpret_cast<const __half2&>(pair), __float2half2_rn(factor));
+    return reinterpret_cast<const std::uint32_t&>(product);
+  }
+};
+
+template <class T_, int kHeadDim_, int kRows_>
+struct Config {
+  using T = T_;
+  static constexpr int kHeadDim = kHeadDim_;
+  static constexpr int kRows = kRows_;
+  static constexpr int kTokens = stage_tokens(kHeadDim);  // of a stage
+
+  static constexpr int kGroups = kRows > 32 ? 2 : 1;
+  static constexpr int kGroupRows = kRows / kGroups;
+  static constexpr int kRowTiles = kGroupRows > 16 ? 2 : 1;  // of 16 rows, as the matrix units take them
+  static constexpr int kHalves = kGroupRows == 8 ? 1 : 2;    // of 8 rows of a row tile that are in use
+  static constexpr int kPaddedRows = kRowTiles * 16;         // of a group, the unused half of 8 rows included
+  static constexpr int kConsumerWarps = kGroups * kGroupWarps;
+  static constexpr int kConsumers = kConsumerWarps * kWarp;
+  static constexpr int kThreads = kConsumers + kProducerThreads;
+
+  static constexpr int kParts = kTokens / 64;               // a warp's slice in Q·K is 16 tokens of every 64
+  static constexpr int kWarpDims = kHeadDim / kGroupWarps;  // dims of a warp in P·V
+  static constexpr int kDimSteps = kWarpDims / 8;
+  static constexpr bool kQInRegisters = kRowTiles == 1;
+
+  static constexpr int kLaneRows = kRowTiles * kHalves;     // rows of which a lane holds values
+  static constexpr int kRowValues = kDimSteps * 2;          // of Õ that it holds of each
+  static constexpr int kRowVectors = (kRowValues + 3) / 4;  // the same as float4, padded
+
+  static constexpr int kRowBytes = kHeadDim * 2;
+  static constexpr int kRowChunks = kRowBytes / 16;
+  static constexpr int kStageBytes = kTokens * kRowBytes;  // of K; V as much
+  static constexpr int kQRows = kGroups * kPaddedRows;
+  static constexpr int kQBytes = kQRows * kRowBytes;
+
+  static_assert(kHeadDim % 32 == 0, "each of four warps takes whole steps of 8 dims");
+  // The producers take whole rows: kPassTokens of them at once, eight passes or more a tile.
+  static constexpr int kPassTokens = kRowChunks == 12 ? 8 : kProducerThreads / kRowChunks;
+  static constexpr int kPasses = kTokens / kPassTokens;
+  static constexpr int kPassPlaces = kPassTokens % 8 == 0 ? 1 : 8 / kPassTokens;  // after so many passes the swizzle repeats
+
+  static_assert(kPassTokens * kRowChunks <= kProducerThreads && kTokens % kPassTokens == 0, "a pass is whole rows, a stage whole passes");
+  static_assert(kConsumerWarps <= kMaxConsumerWarps, "counters have room for every consumer warp");
+};
+
+// Element of (seq, token 0, q_head 0) in Q or O.
+__device__ __forceinline__ std::int64_t first_row_of(const RowView& view, const Line& line, int seq) {
+  return line.cu_seqlens_q ? line.cu_seqlens_q[seq] * view.token_stride : seq * view.seq_stride;
+}
+
+// Rows of 16-byte chunks in shared memory: the chunk's place in its row turns with the row, so that eight rows of one column, which a
+// matrix load takes at once, lie in different banks.
+template <int kRowChunks>
+__device__ __forceinline__ int swizzled(int row, int chunk) {
+  static_assert(kRowChunks % 4 == 0, "the swizzle moves a chunk within 8 or 4 places");
+  return row * kRowChunks + (kRowChunks % 8 == 0 ? chunk ^ (row & 7) : chunk ^ (row >> 1 & 3));
+}
+
+// What a stage holds: neighbouring tokens of one segment.
+struct alignas(16) Stage {
+  enum Flag {
+    kFirst = 1,  // of its segment
+    kLast = 2,
+    kMasked = 4,  // some row does not see all of its tokens
+    kDone = 8,    // nothing: the stretch has ended
+  };
+  int tokens;       // 0: an empty seq
+  int token_begin;  // of the seq
+  int flags;
+  int unused;
+};
+
+// What consumers know of a segment; written with its first tile.
+struct SegmentInfo {
+  int seq;
+  int q_head;     // first of the KV head
+  int first_row;  // of the row block, packed
+  int rows;       // packed rows of the seq in this block
+  int kv_len;
+  int q_len;
+  int parts;          // segments of the output; 1: whole
+  int part;           // of those, this one
+  int first_stretch;  // that holds part 0, counted over the lines of all KV heads
+};
+
+// Dynamic shared memory, in this order: K and V stages, Q of each stage's segment, then this.
+template <class C>
+struct Shared {
+  alignas(128) std::uint16_t weights[C::kGroups][2][C::kPaddedRows * C::kTokens];  // P of a stage, swizzled; double-buffered
+  float slice_max[C::kGroups][2][kGroupWarps][C::kGroupRows];                      // m of each token slice, log2 units
+  float slice_sum[C::kGroups][kGroupWarps][C::kGroupRows];                         // ℓ of each token slice, at a segment's end
+  Stage stages[kMaxStages];
+  SegmentInfo segments[kMaxStages];
+  std::uint64_t full[kMaxStages];   // producers → consumers: kProducerThreads copies landed, 1 stage record written
+  std::uint64_t empty[kMaxStages];  // consumer warps → producers
+  long long scan_units[kProducerThreads];
+  long long scan_longest[kProducerThreads / kWarp];
+  Cursor cursor;
+  Cut cut;
+
+  static constexpr int bytes(int stages) { return stages * (2 * C::kStageBytes + C::kQBytes) + static_cast<int>(sizeof(Shared)); }
+};
+
+}  // namespace leanattn::cuda

@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+// The kernel. A block takes one stretch of the line (heads along) or of one KV head's line (heads side by side), from the lengths alone.
+//
+//   warps     consumers: groups of four, each for up to 32 packed rows; then four producers
+//   shared    stages × [K, V] · stages × Q of a segment · Shared (config.cuh). 16-byte chunks, swizzled
+//   full      producers → consumers: its copies have landed and its record is written
+//   empty     consumer warps → producers: the stage is no longer read
+//   named     1 … groups: the warps of a group, between weights and values; 15: producers, while they find the stretch
+//   bound     reading K and V once. `stages` stages are in flight, also across the borders of segments and while one is being finished
+#pragma once
+
+#include "cuda/fixup.cuh"
+#include "cuda/load.cuh"
+#include "cuda/tile.cuh"
+
+namespace leanattn::cuda {
+
+// The consumers' way through the stretch, tile by tile.
+template <class C>
+__device__ __forceinline__ void consume(const Params& p, std::uint32_t stages_at, std::uint32_t q_ring_at, Shared<C>& shared) {
+  const int consumer_warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+  const int group = consumer_warp / kGroupWarps, warp = consumer_warp % kGroupWarps;
+  const Places<C> places(warp, lane);
+  RowState<C> state;
+  int slot = 0, parity = 0, segment_slot = 0, buffer = 0;
+  [[maybe_unused]] bool first_stage = true;
+  for (;;) {
+    ptx::mbarrier_wait(&shared.full[slot], parity);
+    const Stage stage = shared.stages[slot];
+    if (stage.flags & Stage::kDone) break;
+    if (threadIdx.x == 0) mark(p, first_stage ? Mark::kFirstBytes : Mark::kLastBytes);
+    first_stage = false;
+    const std::uint32_t q_at = q_ring_at + segment_slot * C::kQBytes + group * C::kPaddedRows * C::kRowBytes;
+    if (stage.flags & Stage::kFirst) start_segment<C>(state, shared.segments[segment_slot], p, places, q_at, group, lane);
+    if (stage.tokens > 0) {
+      const std::uint32_t k_at = stages_at + slot * 2 * C::kStageBytes;
+      buffer ^= 1;
+      float sums[C::kParts][C::kRowTiles][2][4];
+#pragma unroll
+      for (int part = 0; part < C::kParts; ++part) {
+        scores<C>(sums[part], state, places, k_at + part * 64 * C::kRowBytes, q_at);
+      }
+      weights<C>(sums, state, places, stage, p, shared, group, buffer, warp, lane);
+      ptx::named_barrier(1 + group, kGroupThreads);
+      values<C>(state, places, k_at + C::kStageBytes, shared, stage.tokens, group, buffer, lane);
+    }
+    if (stage.flags & Stage::kLast) {
+      if (threadIdx.x == 0) mark(p, Mark::kLastTile);
+      const SegmentInfo info = shared.segments[segment_slot];
+      RowPartial rows[C::kLaneRows];  // empty where the seq is
+      if (stage.tokens > 0) finish_rows<C>(rows, state, shared, group, buffer, warp, lane);
+      __syncwarp();
+      if (lane == 0) ptx::mbarrier_arrive(&shared.empty[slot]);
+      finish_segment<C>(state, rows, info, p, group, warp, lane);
+      if (++segment_slot == p.stages) segment_slot = 0;
+    } else {
+      __syncwarp();
+      if (lane == 0) ptx::mbarrier_arrive(&shared.empty[slot]);
+    }
+    if (++slot == p.stages) {
+      slot = 0;
+      parity ^= 1;
+    }
+  }
+  if (threadIdx.x == 0) mark(p, Mark::kExit);
+}
+
+// Parameters come through a cache that is cold: all lines at once, not one after the other when each is first needed.
+__device__ __forceinline__ void touch(const Params& p) {
+  constexpr int kLineWords = 16;
+  const auto* words = reinterpret_cast<const std::uint32_t*>(&p);
+#pragma unroll
+  for (unsigned i = 0; i < sizeof(Params) / 4; i += kLineWords) ptx::used(words[i]);
+}
+
+template <class C>
+__global__ void __launch_bounds__(C::kThreads, 1) decode_kernel(const __grid_constant__ Params p) {
+  extern __shared__ __align__(128) unsigned char memory[];
+  const std::uint32_t stages_at = ptx::shared_address(memory);
+  const std::uint32_t q_ring_at = stages_at + p.stages * 2 * C::kStageBytes;
+  auto& shared = *reinterpret_cast<Shared<C>*>(memory + p.stages * (2 * C::kStageBytes + C::kQBytes));
+  const bool produces = threadIdx.x >= C::kConsumers;
+  const bool beside = p.line.head_order == HeadOrder::kBeside;
+  const int kv_head = beside ? static_cast<int>(blockIdx.x) % p.kv_heads : 0;
+  const long long stretch = beside ? blockIdx.x / p.kv_heads : blockIdx.x;
+
+  touch(p);
+  if (threadIdx.x == 0) {
+    mark(p, Mark::kEntry);
+    for (int i = 0; i < p.stages; ++i) {
+      ptx::mbarrier_init(&shared.full[i], kProducerThreads + 1);
+      ptx::mbarrier_init(&shared.empty[i], C::kConsumerWarps);
+    }
+  }
+  if (C::kHalves == 1) {  // the unused rows of P stay 0
+    auto* words = reinterpret_cast<std::uint32_t*>(shared.weights);
+    for (unsigned i = threadIdx.x; i < sizeof(shared.weights) / 4; i += C::kThreads) words[i] = 0;
+  }
+  ptx::let_next_kernel_start();
+  ptx::wait_for_previous_kernel();
+  if (produces) find_stretch<C>(fixed_line<C>(p.line), stretch, threadIdx.x - C::kConsumers, shared);
+  __syncthreads();
+  if (threadIdx.x == 0) mark(p, Mark::kStretch);
+  if (produces) {
+    Producer<C> producer(p, kv_head, stretch, threadIdx.x - C::kConsumers, stages_at, q_ring_at, shared);
+    producer.run(shared.cursor, shared.cut);
+  } else {
+    consume<C>(p, stages_at, q_ring_at, shared);
+  }
+}
+
+}  // namespace leanattn::cuda

@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: Apache-2.0
+// The end of a segment. A whole output is divided by its ℓ and stored. A cut one is published as a partial, each warp its own dims; the last
+// warp to arrive merges the parts in tile order, whoever it is, and stores. Nobody waits. Outputs of many parts merge in two levels: groups of
+// neighbours first, then the groups.
+#pragma once
+
+#include "cuda/tile.cuh"
+#include "cuda/timeline.cuh"
+#include "partial.h"
+
+namespace leanattn::cuda {
+
+// Parts that one arriver merges; above it groups of kGroupParts are merged first, so that neither level is long.
+constexpr int kMostParts = 16;
+constexpr int kGroupParts = 12;
+
+// Some rows of a lane, of the dims of its warp.
+template <class C, int kCount>
+struct Rows {
+  RowPartial row[kCount];
+  float values[kCount][C::kRowVectors * 4];
+};
+
+// Lane rows i, i + 1 … of an output.
+template <class C, int kCount>
+__device__ __forceinline__ void store_rows(const Rows<C, kCount>& rows, int first, const SegmentInfo& info, const Params& p, int group,
+                                           int warp, int lane) {
+  using E = Element<typename C::T>;
+  std::uint16_t* const of_head =
+      p.o.data + first_row_of(p.o, p.line, info.seq) + info.q_head * p.o.head_stride + warp * C::kWarpDims + 2 * (lane % 4);
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    const int row = group * C::kGroupRows + group_row<C>(first + i, lane);
+    if (row >= info.rows) continue;
+    const int packed = info.first_row + row;
+    const int token = info.q_len == 1 ? 0 : packed / p.group, head = packed - token * p.group;
+    const float factor = finish_factor(rows.row[i]);
+    std::uint16_t* const o = of_head + token * p.o.token_stride + head * p.o.head_stride;
+#pragma unroll
+    for (int n = 0; n < C::kDimSteps; ++n) {
+      const std::uint32_t pair = E::pack(rows.values[i][2 * n] * factor, rows.values[i][2 * n + 1] * factor);
+      if (p.o.access_bytes >= 4) {
+        *reinterpret_cast<std::uint32_t*>(o + n * 8) = pair;
+      } else {
+        o[n * 8] = static_cast<std::uint16_t>(pair);
+        o[n * 8 + 1] = static_cast<std::uint16_t>(pair >> 16);
+      }
+    }
+    if (p.lse != nullptr && warp == 0 && lane % 4 == 0) {
+      const std::int64_t q_heads = p.kv_heads * p.group;
+      const std::int64_t q_begin = p.line.cu_seqlens_q ? p.line.cu_seqlens_q[info.seq] : static_cast<std::int64_t>(info.seq) * p.line.q_len;
+      p.lse[(q_begin + token) * q_heads + info.q_head + head] = finish_lse<LogUnit::kLog2>(rows.row[i]) * p.lse_factor;
+    }
+  }
+}
+
+// A warp's dims of a slot in the workspace.
+struct SlotPlace {
+  float4* values;  // [lane rows, row vectors, 32 lanes]
+  float2* rows;    // [rows of the group]
+};
+
+template <class C>
+__device__ __forceinline__ SlotPlace slot_place(const Params& p, long long slot, int consumer_warp) {
+  const long long at = slot * C::kConsumerWarps + consumer_warp;
+  return {p.partial_values + at * (C::kLaneRows * C::kRowVectors * kWarp), p.partial_rows + at * C::kGroupRows};
+}
+
+template <class C, int kCount>
+__device__ __forceinline__ void publish_rows(const Rows<C, kCount>& rows, int first, const SlotPlace& to, int lane) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    const float(&v)[C::kRowVectors * 4] = rows.values[i];
+#pragma unroll
+    for (int j = 0; j < C::kRowVectors; ++j) {
+      __stcg(to.values + ((first + i) * C::kRowVectors + j) * kWarp + lane,
+             make_float4(v[4 * j], v[4 * j + 1], v[4 * j + 2], v[4 * j + 3]));
+    }
+    if (lane % 4 == 0) __stcg(to.rows + group_row<C>(first + i, lane), make_float2(rows.row[i].max, rows.row[i].sum));
+  }
+}
+
+// Merges the rows first, first + 1 … of `count` slots in that order. The first lies at `begin`, the next ones `step` warps' places on, counted
+// from `next`. Several are fetched at once.
+template <class C, int kCount>
+__device__ __forceinline__ Rows<C, kCount> merge_parts(int first, const SlotPlace& begin, const SlotPlace& next, int step, int count,
+                                                       int lane) {
+  constexpr int kMostVectors = C::kThreads > 256 ? 8 : 16;  // of a batch: what registers allow
+  constexpr int kAtOnce = min_of(max_of(kMostVectors / (kCount * C::kRowVectors), 1), 8);
+  Rows<C, kCount> total = {};
+  const float4* values_at = begin.values + first * C::kRowVectors * kWarp + lane;
+  const float2* rows_at = begin.rows + group_row<C>(first, lane);
+  const float4* next_values = next.values + first * C::kRowVectors * kWarp + lane;
+  const float2* next_rows = next.rows + group_row<C>(first, lane);
+#pragma unroll 1
+  for (int done = 0; done < count; done += kAtOnce) {
+    float4 values[kAtOnce][kCount][C::kRowVectors];
+    float2 rows[kAtOnce][kCount];
+#pragma unroll
+    for (int k = 0; k < kAtOnce; ++k) {
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) {
+#pragma unroll
+        for (int j = 0; j < C::kRowVectors; ++j) values[k][i][j] = __ldcg(values_at + (i * C::kRowVectors + j) * kWarp);
+        rows[k][i] = __ldcg(rows_at + group_row<C>(i, 0));
+        if (done + k >= count) rows[k][i] = make_float2(kMinusInfinity, 0.0f);  // an empty one changes nothing
+      }
+      if (done + k + 1 < count) {
+        values_at = next_values;
+        rows_at = next_rows;
+        next_values += static_cast<std::int64_t>(step) * (C::kLaneRows * C::kRowVectors * kWarp);
+        next_rows += step * C::kGroupRows;
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      RowPartial& row = total.row[i];
+      float max = row.max;
+#pragma unroll
+      for (int k = 0; k < kAtOnce; ++k) max = fmaxf(max, rows[k][i].x);
+      const float kept = merge_weight<LogUnit::kLog2>(row.max, max);
+      row = {max, row.sum * kept};
+#pragma unroll
+      for (int r = 0; r < C::kRowVectors * 4; ++r) total.values[i][r] *= kept;
+#pragma unroll
+      for (int k = 0; k < kAtOnce; ++k) {
+        const float weight = merge_weight<LogUnit::kLog2>(rows[k][i].x, max);
+        row.sum = fmaf(weight, rows[k][i].y, row.sum);
+#pragma unroll
+        for (int j = 0; j < C::kRowVectors; ++j) {
+          total.values[i][4 * j] = fmaf(weight, values[k][i][j].x, total.values[i][4 * j]);
+          total.values[i][4 * j + 1] = fmaf(weight, values[k][i][j].y, total.values[i][4 * j + 1]);
+          total.values[i][4 * j + 2] = fmaf(weight, values[k][i][j].z, total.values[i][4 * j + 2]);
+          total.values[i][4 * j + 3] = fmaf(weight, values[k][i][j].w, total.values[i][4 * j + 3]);
+        }
+      }
+    }
+  }
+  return total;
+}
+
+// True in the last of `parts` warps that come here; the counter is 0 again then.
+__device__ __forceinline__ bool is_last_arriver(std::uint32_t* counter, int parts, int lane) {
+  __syncwarp();
+  std::uint32_t before = 0;
+  if (lane == 0) before = ptx::atomic_increment_acq_rel(counter);
+  before = __shfl_sync(~0u, before, 0);
+  if (before + 1 != static_cast<std::uint32_t>(parts)) return false;
+  if (lane == 0) *counter = 0;
+  return true;
+}
+
+// A stretch has two slots (schedule.h, partial_slot): part 0 starts the output, the others go on with it.
+__device__ __forceinline__ long long slot_of_part(const SegmentInfo& info, int part) {
+  return 2LL * (info.first_stretch + part) + (part == 0 ? 1 : 0);
+}
+
+// The end of a segment whose rows have (m, ℓ) `rows`.
+template <class C>
+__device__ __forceinline__ void finish_segment(const RowState<C>& state, const RowPartial (&rows)[C::kLaneRows], const SegmentInfo& info,
+                                               const Params& p, int group, int warp, int lane) {
+  constexpr int kCount = min_of(C::kLaneRows, C::kRowVectors > 2 ? 1 : 2);  // rows at a time
+  const int consumer_warp = group * kGroupWarps + warp;
+  const SlotPlace own = slot_place<C>(p, slot_of_part(info, info.part), consumer_warp);
+#pragma unroll
+  for (int first = 0; first < C::kLaneRows; first += kCount) {
+    Rows<C, kCount> of_segment = {};
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      of_segment.row[i] = rows[first + i];
+      const int tile = (first + i) / C::kHalves, half = (first + i) % C::kHalves;
+#pragma unroll
+      for (int r = 0; r < C::kRowValues; ++r) of_segment.values[i][r] = state.values[tile][r / 2][2 * half + r % 2];
+    }
+    if (info.parts == 1) {
+      store_rows(of_segment, first, info, p, group, warp, lane);
+    } else {
+      publish_rows(of_segment, first, own, lane);
+    }
+  }
+  if (info.parts == 1) return;
+  const bool marks = consumer_warp == 0 && lane == 0;
+  if (marks) mark(p, Mark::kPublished);
+
+  const auto counter = [&](int level, long long slot) { return p.counters + (level * p.slots + slot) * kMaxConsumerWarps + consumer_warp; };
+  const int group_parts = info.parts <= kMostParts ? info.parts : kGroupParts;
+  const int first_part = info.part / group_parts * group_parts;
+  int count = min_of(group_parts, info.parts - first_part);
+  const bool last_of_group = is_last_arriver(counter(0, slot_of_part(info, first_part)), count, lane);
+  if (marks) mark(p, Mark::kCounted);
+  if (!last_of_group) return;
+  const auto place = [&](int part) { return slot_place<C>(p, slot_of_part(info, part), consumer_warp); };
+  int step = 2 * C::kConsumerWarps;  // places from a part to the next: two slots
+  SlotPlace begin = place(first_part), next = place(first_part + 1);
+  if (info.parts > group_parts) {
+    __syncwarp();
+#pragma unroll 1
+    for (int first = 0; first < C::kLaneRows; first += kCount) {
+      publish_rows(merge_parts<C, kCount>(first, begin, next, step, count, lane), first, begin, lane);
+    }
+    count = (info.parts + group_parts - 1) / group_parts;
+    if (!is_last_arriver(counter(1, slot_of_part(info, 0)), count, lane)) return;
+    step *= group_parts;
+    begin = place(0), next = place(group_parts);
+  }
+  __syncwarp();
+#pragma unroll 1
+  for (int first = 0; first < C::kLaneRows; first += kCount) {
+    store_rows(merge_parts<C, kCount>(first, begin, next, step, count, lane), first, info, p, group, warp, lane);
+  }
+  if (marks) mark(p, Mark::kMerged);
+}
+
+}  // namespace leanattn::cuda

@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+// From the host's side of a launch to the instantiations: a kernel and what it needs, by type, head_dim and row block.
+#pragma once
+
+#include "cuda/params.h"
+
+namespace leanattn::cuda {
+
+struct Kernel {
+  const void* function = nullptr;  // __global__ void(Params)
+  int threads = 0;
+  int tile_tokens = 0;
+  int stage_tokens = 0;
+  int consumer_warps = 0;
+  int slot_value_bytes = 0;  // of partial_values, a slot
+  int slot_row_bytes = 0;    // of partial_rows, a slot
+  int fixed_shared_bytes = 0;
+  int stage_shared_bytes = 0;  // more for each stage
+};
+
+// Defined in inst_*.cu; head_dim and rows are in variants.h.
+Kernel bfloat16_kernel(int head_dim, int rows);
+Kernel float16_kernel(int head_dim, int rows);
+
+}  // namespace leanattn::cuda

@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a launch passes to the kernel: one POD by value. Strides count elements.
+#pragma once
+
+#include <cstdint>
+
+#include "leanattn/schedule.h"
+
+namespace leanattn::cuda {
+
+// Rows of Q or O: (seq, token, q_head) at seq·seq_stride + token·token_stride + q_head·head_stride, with cu_seqlens_q at
+// (cu_seqlens_q[seq] + token)·token_stride + q_head·head_stride.
+struct RowView {
+  std::uint16_t* data = nullptr;  // Q: only read
+  std::int64_t seq_stride = 0;
+  std::int64_t token_stride = 0;
+  std::int64_t head_stride = 0;
+  int access_bytes = 16;  // the widest access that every row start is aligned to: 16, 8, 4 or 2
+};
+
+struct KvRows {
+  const std::uint16_t* data = nullptr;
+  std::int64_t outer_stride = 0;  // of a seq, or of a page
+  std::int64_t token_stride = 0;
+  std::int64_t head_stride = 0;
+  int access_bytes = 16;
+};
+
+struct Params {
+  Line line;  // the schedule; its pointers are device pointers and tile_tokens is the kernel's
+
+  int access_bytes = 16;  // the least of Q, K and V
+  RowView q;              // [total_q, q_heads, head_dim]
+  RowView o;              // [total_q, q_heads, head_dim]
+  KvRows k;               // see problem.h, KvLayout
+  KvRows v;
+  float* lse = nullptr;              // [total_q, q_heads], or null
+  const int* block_table = nullptr;  // [batch, block_table_stride]; null when not paged
+  std::int64_t block_table_stride = 0;
+  int page_size = 0;
+  std::uint32_t page_factor = 0;  // token ÷ page_size = token·page_factor >> page_shift, for every token
+  int page_shift = 0;
+  bool ragged = false;  // K and V of a seq start at line.cu_seqlens_kv
+
+  int kv_heads = 1;
+  int group = 1;
+  bool causal = true;
+  float scale_log2 = 0.0f;  // scale·log2(e): logits in units of log2
+  float lse_factor = 1.0f;  // LSE in the caller's base ÷ LSE in base 2
+
+  int stages = 2;  // tiles in flight
+
+  // Workspace. A slot is the partial of one cut segment: two a stretch (partial_slot), of one line after the other where KV heads lie side
+  // by side. Within a slot each consumer warp has its own dims.
+  int slots = 0;                      // 2 × the most stretches on this device
+  float4* partial_values = nullptr;   // [slots, consumer warps, registers ÷ 4, 32 lanes]: Õ as the fragments lie
+  float2* partial_rows = nullptr;     // [slots, consumer warps, rows of the warp]: (m in log2 units, ℓ)
+  std::uint64_t* timeline = nullptr;  // [grid, marks] nanoseconds (timeline.cuh); null unless built for it
+  std::uint32_t* counters = nullptr;  // [2 levels, slots, kMaxConsumerWarps] arrivals, 0 between calls
+};
+
+constexpr int kMaxConsumerWarps = 8;
+
+}  // namespace leanattn::cuda

@@ -1,0 +1,268 @@
+// SPDX-License-Identifier: Apache-2.0
+// A tile against the rows of one group of four warps, in three steps: scores (Q·K, a slice of tokens a warp), weights (mask, online softmax,
+// P to shared memory), values (P·V, a slice of dims a warp). So no warp holds a part of another's sum and Õ is never merged inside a block.
+//
+// Fragments of mma m16n8k16: a lane holds rows lane/4 and lane/4 + 8 of a row tile, columns 2·(lane % 4) and the next one. Row maxima are
+// rounded up to whole numbers in log2 units: then every rescaling is by a power of two, and exact.
+#pragma once
+
+#include "cuda/config.cuh"
+#include "partial.h"
+
+namespace leanattn::cuda {
+
+// Rows in shared memory are read eight at a time (swizzled), so within a column of chunks a lane's place depends on the lane alone, up to a
+// turn by 2·k chunks: kTurns places a lane, computed once, and constants.
+template <int kRowChunks>
+struct Columns {
+  static constexpr int kTurns = kRowChunks % 8 == 0 ? 4 : 2;
+  static constexpr int kTurnBytes = kTurns * 32;
+  std::uint32_t turn[kTurns];
+
+  // Of `row` and chunk `chunk` (0 or 1) of step k = 0.
+  __device__ __forceinline__ Columns(int row, int chunk) {
+#pragma unroll
+    for (int k = 0; k < kTurns; ++k) turn[k] = ptx::kept(swizzled<kRowChunks>(row, 2 * k + chunk) * 16);
+  }
+  __device__ __forceinline__ std::uint32_t at(int k) const { return turn[k % kTurns] + k / kTurns * kTurnBytes; }
+};
+
+// Byte offsets of a lane, the same for every stage.
+template <class C>
+struct Places {
+  Columns<C::kRowChunks> q;                 // in Q of the group: rows of a row tile as the A operand, step k of 16 dims
+  Columns<C::kRowChunks> k;                 // in K: tokens of the warp's first 16 as the B operand, step k of 16 dims
+  Columns<C::kTokens / 8> p;                // in P: rows of a row tile as the A operand, step k of 16 tokens
+  std::uint32_t v[(C::kDimSteps + 1) / 2];  // in V: the first 16 tokens, transposed as the B operand, two steps of 8 of the warp's dims
+  std::uint32_t write_p[C::kParts][2];      // in P: where the lane's weights of row lane/4 go, by part and step of 8 tokens
+
+  __device__ __forceinline__ Places(int warp, int lane)
+      : q(lane % 16, lane / 16), k(warp * 16 + lane / 16 * 8 + lane % 8, lane / 8 % 2), p(lane % 16, lane / 16) {
+#pragma unroll
+    for (int n = 0; n < C::kDimSteps; n += 2) {
+      v[n / 2] = ptx::kept(swizzled<C::kRowChunks>(lane % 16, min_of(warp * C::kDimSteps + n + lane / 16, C::kRowChunks - 1)) * 16);
+    }
+#pragma unroll
+    for (int part = 0; part < C::kParts; ++part) {
+#pragma unroll
+      for (int n = 0; n < 2; ++n) {
+        write_p[part][n] = ptx::kept(swizzled<C::kTokens / 8>(lane / 4, (part * 4 + warp) * 2 + n) * 16 + lane % 4 * 4);
+      }
+    }
+  }
+};
+
+// What a consumer warp keeps of a segment.
+template <class C>
+struct RowState {
+  int limit[C::kLaneRows];                      // tokens of the seq that the row sees
+  float slice_max[C::kLaneRows];                // m over the warp's own tokens
+  float slice_sum[C::kLaneRows];                // ℓ over the lane's own tokens
+  float max[C::kLaneRows];                      // m over all tokens: the base of values
+  float values[C::kRowTiles][C::kDimSteps][4];  // Õ
+  std::uint32_t q[C::kQInRegisters ? C::kHeadDim / 16 : 1][4];
+};
+
+// Row of the group that lane row i (row tile · kHalves + half) stands for.
+template <class C>
+__device__ __forceinline__ int group_row(int i, int lane) {
+  return i / C::kHalves * 16 + i % C::kHalves * 8 + lane / 4;
+}
+
+template <class C>
+__device__ __forceinline__ void start_segment(RowState<C>& state, const SegmentInfo& info, const Params& p, const Places<C>& places,
+                                              std::uint32_t q_at, int group, int lane) {
+#pragma unroll
+  for (int i = 0; i < C::kLaneRows; ++i) {
+    const int packed = info.first_row + group * C::kGroupRows + group_row<C>(i, lane);
+    state.limit[i] = p.causal && info.q_len > 1 ? info.kv_len - info.q_len + packed / p.group + 1 : info.kv_len;
+    state.slice_max[i] = state.max[i] = kMinusInfinity;
+    state.slice_sum[i] = 0.0f;
+  }
+#pragma unroll
+  for (int tile = 0; tile < C::kRowTiles; ++tile) {
+#pragma unroll
+    for (int n = 0; n < C::kDimSteps; ++n) {
+#pragma unroll
+      for (int r = 0; r < 4; ++r) state.values[tile][n][r] = 0.0f;
+    }
+  }
+  if constexpr (C::kQInRegisters) {
+#pragma unroll
+    for (int k = 0; k < C::kHeadDim / 16; ++k) ptx::ldmatrix_x4(state.q[k], q_at + places.q.at(k));
+  }
+}
+
+// Q·K of 16 tokens: sums[row tile][step of 8 tokens].
+template <class C>
+__device__ __forceinline__ void scores(float (&sums)[C::kRowTiles][2][4], const RowState<C>& state, const Places<C>& places,
+                                       std::uint32_t k_at, std::uint32_t q_at) {
+  using E = Element<typename C::T>;
+  // Even and odd steps of one row tile add up apart: half the depth of dependent instructions.
+  constexpr int kChains = C::kRowTiles == 1 ? 2 : 1;
+  float chains[kChains][C::kRowTiles][2][4] = {};
+#pragma unroll
+  for (int k = 0; k < C::kHeadDim / 16; ++k) {
+    std::uint32_t b[4];
+    ptx::ldmatrix_x4(b, k_at + places.k.at(k));
+#pragma unroll
+    for (int tile = 0; tile < C::kRowTiles; ++tile) {
+      std::uint32_t a[4];
+      if constexpr (C::kQInRegisters) {
+#pragma unroll
+        for (int r = 0; r < 4; ++r) a[r] = state.q[k][r];
+      } else {
+        ptx::ldmatrix_x4(a, q_at + tile * 16 * C::kRowBytes + places.q.at(k));
+      }
+      E::mma(chains[k % kChains][tile][0], a, b[0], b[1]);
+      E::mma(chains[k % kChains][tile][1], a, b[2], b[3]);
+    }
+  }
+#pragma unroll
+  for (int tile = 0; tile < C::kRowTiles; ++tile) {
+#pragma unroll
+    for (int n = 0; n < 2; ++n) {
+#pragma unroll
+      for (int r = 0; r < C::kHalves * 2; ++r) {
+        sums[tile][n][r] = kChains == 2 ? chains[0][tile][n][r] + chains[kChains - 1][tile][n][r] : chains[0][tile][n][r];
+      }
+    }
+  }
+}
+
+// Softmax of the warp's tokens, parts · 16 of them: m and ℓ in state, P and m in shared memory.
+template <class C>
+__device__ __forceinline__ void weights(float (&sums)[C::kParts][C::kRowTiles][2][4], RowState<C>& state, const Places<C>& places,
+                                        const Stage& stage, const Params& p, Shared<C>& shared, int group, int buffer, int warp, int lane) {
+  using E = Element<typename C::T>;
+  unsigned char* const p_at = reinterpret_cast<unsigned char*>(shared.weights[group][buffer]);
+#pragma unroll
+  for (int i = 0; i < C::kLaneRows; ++i) {
+    const int tile = i / C::kHalves, half = i % C::kHalves, row = group_row<C>(i, lane);
+    float logits[C::kParts][2][2];
+    float most = kMinusInfinity;
+#pragma unroll
+    for (int part = 0; part < C::kParts; ++part) {
+#pragma unroll
+      for (int n = 0; n < 2; ++n) {
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+          float& logit = logits[part][n][j];
+          logit = sums[part][tile][n][2 * half + j] * p.scale_log2;
+          if (stage.flags & Stage::kMasked) {
+            const int token = stage.token_begin + part * 64 + warp * 16 + n * 8 + 2 * (lane % 4) + j;
+            if (token >= min_of(state.limit[i], stage.token_begin + stage.tokens)) logit = kMinusInfinity;
+          }
+          most = fmaxf(most, logit);
+        }
+      }
+    }
+    most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
+    most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
+    const float before = state.slice_max[i];
+    const float max = fmaxf(before, ceilf(most));
+    const float base = max == kMinusInfinity ? 0.0f : max;
+    float sum = state.slice_sum[i] * ptx::ex2(before - base);
+#pragma unroll
+    for (int part = 0; part < C::kParts; ++part) {
+#pragma unroll
+      for (int n = 0; n < 2; ++n) {
+        const float low = ptx::ex2(logits[part][n][0] - base), high = ptx::ex2(logits[part][n][1] - base);
+        sum += low + high;
+        *reinterpret_cast<std::uint32_t*>(p_at + places.write_p[part][n] + (row - lane / 4) * C::kTokens * 2) = E::pack(low, high);
+      }
+    }
+    state.slice_sum[i] = sum;
+    state.slice_max[i] = max;
+    if (lane % 4 == 0) shared.slice_max[group][buffer][warp][row] = max;
+  }
+}
+
+// P·V of the warp's dims, over the stage's first `tokens` tokens.
+template <class C>
+__device__ __forceinline__ void values(RowState<C>& state, const Places<C>& places, std::uint32_t v_at, const Shared<C>& shared, int tokens,
+                                       int group, int buffer, int lane) {
+  using E = Element<typename C::T>;
+  float factor[C::kLaneRows][kGroupWarps];  // of the weights of each warp's tokens
+  float max[C::kLaneRows], base[C::kLaneRows];
+  bool moved = false;
+#pragma unroll
+  for (int i = 0; i < C::kLaneRows; ++i) {
+    const int row = group_row<C>(i, lane);
+    max[i] = kMinusInfinity;
+#pragma unroll
+    for (int from = 0; from < kGroupWarps; ++from) {
+      factor[i][from] = shared.slice_max[group][buffer][from][row];
+      max[i] = fmaxf(max[i], factor[i][from]);
+    }
+    base[i] = max[i] == kMinusInfinity ? 0.0f : max[i];
+#pragma unroll
+    for (int from = 0; from < kGroupWarps; ++from) factor[i][from] = ptx::ex2(factor[i][from] - base[i]);
+    moved |= max[i] != state.max[i];
+  }
+  if (__any_sync(~0u, moved)) {
+#pragma unroll
+    for (int i = 0; i < C::kLaneRows; ++i) {
+      const int tile = i / C::kHalves, half = i % C::kHalves;
+      const float shrink = ptx::ex2(state.max[i] - base[i]);
+      state.max[i] = max[i];
+#pragma unroll
+      for (int n = 0; n < C::kDimSteps; ++n) {
+        state.values[tile][n][2 * half] *= shrink;
+        state.values[tile][n][2 * half + 1] *= shrink;
+      }
+    }
+  }
+  const std::uint32_t p_at = ptx::shared_address(shared.weights[group][buffer]);
+#pragma unroll
+  for (int k = 0; k < C::kTokens / kMmaTokens; ++k) {
+    if (k * kMmaTokens >= tokens) break;
+    std::uint32_t a[C::kRowTiles][4];
+#pragma unroll
+    for (int tile = 0; tile < C::kRowTiles; ++tile) {
+      ptx::ldmatrix_x4(a[tile], p_at + tile * 16 * C::kTokens * 2 + places.p.at(k));
+#pragma unroll
+      for (int half = 0; half < C::kHalves; ++half) {
+        const float scale = factor[tile * C::kHalves + half][k % kGroupWarps];
+        a[tile][half] = E::scaled(a[tile][half], scale);
+        a[tile][half + 2] = E::scaled(a[tile][half + 2], scale);
+      }
+    }
+#pragma unroll
+    for (int n = 0; n < C::kDimSteps; n += 2) {
+      std::uint32_t b[4];
+      ptx::ldmatrix_x4_trans(b, v_at + k * kMmaTokens * C::kRowBytes + places.v[n / 2]);
+#pragma unroll
+      for (int tile = 0; tile < C::kRowTiles; ++tile) {
+        E::mma(state.values[tile][n], a[tile], b[0], b[1]);
+        if (n + 1 < C::kDimSteps) E::mma(state.values[tile][n + 1 < C::kDimSteps ? n + 1 : n], a[tile], b[2], b[3]);
+      }
+    }
+  }
+}
+
+// (m, ℓ) of the segment's rows, the same in every warp of the group.
+template <class C>
+__device__ __forceinline__ void finish_rows(RowPartial (&rows)[C::kLaneRows], const RowState<C>& state, Shared<C>& shared, int group,
+                                            int buffer, int slice, int lane) {
+#pragma unroll
+  for (int i = 0; i < C::kLaneRows; ++i) {
+    float sum = state.slice_sum[i];
+    sum += __shfl_xor_sync(~0u, sum, 1);
+    sum += __shfl_xor_sync(~0u, sum, 2);
+    if (lane % 4 == 0) shared.slice_sum[group][slice][group_row<C>(i, lane)] = sum;
+  }
+  ptx::named_barrier(1 + group, kGroupThreads);
+#pragma unroll
+  for (int i = 0; i < C::kLaneRows; ++i) {
+    const int row = group_row<C>(i, lane);
+    rows[i] = {state.max[i], 0.0f};
+    const float base = state.max[i] == kMinusInfinity ? 0.0f : state.max[i];
+#pragma unroll
+    for (int from = 0; from < kGroupWarps; ++from) {
+      rows[i].sum += shared.slice_sum[group][from][row] * ptx::ex2(shared.slice_max[group][buffer][from][row] - base);
+    }
+  }
+}
+
+}  // namespace leanattn::cuda

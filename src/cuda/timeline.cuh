@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+// When a block came to which point, for a build with LEANATTN_TIMELINE; otherwise nothing. Written behind the workspace's own bytes.
+#pragma once
+
+#include "cuda/params.h"
+#include "cuda/ptx.cuh"
+
+namespace leanattn::cuda {
+
+enum class Mark {
+  kEntry,       // the block runs
+  kStretch,     // its stretch is known
+  kSegment,     // its first segment is described
+  kIssued,      // the first stage's copies are issued
+  kFirstBytes,  // the first stage has landed
+  kLastBytes,   // the last one
+  kLastTile,    // its values are added
+  kPublished,   // the last cut segment's partial is written
+  kCounted,     // and its arrival counted
+  kMerged,      // the parts are merged, where this block came last
+  kExit,
+};
+constexpr int kMarks = 11;
+
+__device__ __forceinline__ void mark([[maybe_unused]] const Params& p, [[maybe_unused]] Mark which) {
+#if defined(LEANATTN_TIMELINE)
+  p.timeline[blockIdx.x * kMarks + static_cast<int>(which)] = ptx::nanoseconds();
+#endif
+}
+
+}  // namespace leanattn::cuda
