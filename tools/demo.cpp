@@ -92,7 +92,7 @@ void print_records(const std::vector<PolicyResult>& results, std::int64_t kv_byt
     record["busy_share"] = result.busy_share;
     add_timing(record, result.timing, kv_bytes);
     add_accuracy(record, result.accuracy);
-    add_origin(record);
+    add_origin(record, result.options);
     fmt::print("{}\n", record.dump());
   }
 }
