@@ -49,7 +49,7 @@ stage_check() {
   done
   logged check-workers "$leanattn" check --backend cuda --dtype f16 --workers 7 || rc=1
   logged check-pdl "$leanattn" check --backend cuda --dtype bf16 --pdl || rc=1
-  for test in build/carry/*_test; do
+  for test in build/carry/*_test build/carry/*_tests; do
     [[ -x $test ]] || continue
     logged "$(basename "$test")" "$test" --gtest_brief=1 || rc=1
   done
