@@ -68,8 +68,9 @@ __device__ void read_bulk_body(const FloorPieces& pieces, float* sink) {
     ptx::fence_mbarrier_init(ptx::sem_release, ptx::scope_cluster);
   }
   __syncthreads();
-  const std::int64_t chunks = chunks_of(pieces.first_bytes) + chunks_of(pieces.second_bytes);
-  const std::int64_t begin = chunks * blockIdx.x / gridDim.x;
+  // In 32 bits, which divide fast: 2^24 chunks are 256 GB.
+  const auto chunks = static_cast<std::uint32_t>(chunks_of(pieces.first_bytes) + chunks_of(pieces.second_bytes));
+  const std::uint32_t begin = chunks * blockIdx.x / gridDim.x;
   const int count = static_cast<int>(chunks * (blockIdx.x + 1) / gridDim.x - begin);
   float sum = 0.0f;
   if (thread == kReaders) {
@@ -87,7 +88,12 @@ __device__ void read_bulk_body(const FloorPieces& pieces, float* sink) {
       const int vectors = chunk_at(pieces, begin + i).bytes / 16;
       wait(full + stage, use & 1);
       const auto* data = reinterpret_cast<const float4*>(stages + stage * kFloorChunkBytes);
-      for (int at = thread; at < vectors; at += kReaders) sum += sum_of(data[at]);
+      if (vectors == kFloorChunkBytes / 16) {
+#pragma unroll
+        for (int at = 0; at < kFloorChunkBytes / 16; at += kReaders) sum += sum_of(data[at + thread]);
+      } else {
+        for (int at = thread; at < vectors; at += kReaders) sum += sum_of(data[at]);
+      }
       __syncwarp();
       if (thread % 32 == 0) ptx::mbarrier_arrive(empty + stage);
     }
