@@ -1,18 +1,18 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Checks, sanitizes and times the CUDA backend on this machine's GPU, from binaries that were built anywhere (./dev carry). Run it in the
-# root of the source tree. usage: bench/gpu.sh FOLDER [STAGE...]   The folder gets logs and JSON lines. Stages, in this order by default:
+# root of the source tree. usage: bench/gpu.sh FOLDER [STAGE...]   The folder gets STAGE.log and JSON lines. Stages, in this order by default:
 #
 #   check      golden cases in float16 and bfloat16, every kernel path and policy; the GPU tests that were carried along
 #   sanitize   compute-sanitizer's memcheck, racecheck and synccheck over small shapes
-#   table      the cases of bench/table.txt, and the peers of .ruler/peers.py where that folder is: h200-table.jsonl, h200-table.md
+#   table      the cases of bench/table.txt, and the peers of .ruler/peers.py where that folder is: h200-table.jsonl
 #   variants   the same cases with programmatic launch and on the portable path: h200-variants.jsonl
 #   more       the cases of bench/gpu_more.txt, with peers: h200-more.jsonl
 #
 # Every stage runs even when one before it failed; the exit code says whether all went well. STAGE_SECONDS (480) ends a stage.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-[[ $# -ge 1 ]] || { sed -n '3,13p' "${BASH_SOURCE[0]}" | cut -c 3-; exit 2; }
+[[ $# -ge 1 ]] || { sed -n '3,12p' "${BASH_SOURCE[0]}" | cut -c 3-; exit 2; }
 
 mkdir -p "$1" && out=$(cd "$1" && pwd)
 shift
@@ -27,19 +27,20 @@ leanattn=$PWD/$bin/leanattn
 export LD_LIBRARY_PATH=$PWD/build/carry${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 small=bench/gpu_small.txt
 
-# Runs a command, shows its last lines, keeps all of it.
+# Runs a command, shows its last lines, keeps all of it in the stage's log.
 logged() {  # NAME COMMAND...
-  local name=$1 start=$SECONDS rc=0
+  local name=$1 start=$SECONDS rc=0 log=$scratch/log
   shift
-  "$@" >"$out/$name.log" 2>&1 || rc=$?
-  tail -n 3 "$out/$name.log"
+  "$@" >"$log" 2>&1 || rc=$?
+  tail -n 3 "$log"
   printf -- '-- %s: exit code %d after %d s\n' "$name" "$rc" $((SECONDS - start))
+  { printf '\n---- %s: %s\n' "$name" "$*"; cat "$log"; printf -- '-- exit code %d\n' "$rc"; } >>"$out/$stage.log"
   return "$rc"
 }
 
 stage_check() {
   local rc=0 path test
-  "$leanattn" info || return
+  logged info "$leanattn" info || return
   logged check "$leanattn" check --backend cuda --dtype bf16 --dtype f16 || rc=1
   logged check-table "$leanattn" check --backend cuda --cases "$small" --dtype bf16 --dtype f16 || rc=1
   for path in sm_90 portable; do
@@ -81,12 +82,12 @@ peers() {  # CASES LINES
 
 timed() {  # NAME CASES
   local name=$1 cases=$2 rc=0
-  rm -f "$out/$name-peers.jsonl"
-  logged "$name-peers" peers "$cases" "$out/$name-peers.jsonl" || rc=1
-  "$leanattn" bench --backend cuda --json --cases "$cases" >"$out/$name-leanattn.jsonl" 2>"$out/$name-leanattn.log" || rc=1
-  tail -n 2 "$out/$name-leanattn.log"
-  python3 bench/gpu_table.py merge "$out/$name-leanattn.jsonl" "$out/$name-peers.jsonl" >"$out/$name.jsonl" || return
-  python3 bench/gpu_table.py show "$out/$name.jsonl" | tee "$out/$name.md"
+  logged "$name: peers" peers "$cases" "$scratch/peers.jsonl" || rc=1
+  "$leanattn" bench --backend cuda --json --cases "$cases" >"$scratch/leanattn.jsonl" 2>"$scratch/bench.log" || rc=1
+  tail -n 2 "$scratch/bench.log"
+  cat "$scratch/leanattn.jsonl" "$scratch/bench.log" >>"$out/$stage.log"
+  python3 bench/gpu_table.py merge "$scratch/leanattn.jsonl" "$scratch/peers.jsonl" >"$out/$name.jsonl" || return
+  python3 bench/gpu_table.py show --every-case "$out/$name.jsonl" | tee -a "$out/$stage.log"
   return "$rc"
 }
 
@@ -97,7 +98,7 @@ stage_variants() {
   local rc=0 lines=$out/h200-variants.jsonl
   "$leanattn" bench --backend cuda --json --pdl --cases bench/table.txt >"$lines" || rc=1
   "$leanattn" bench --backend cuda --json --cuda-path portable --cases bench/table.txt >>"$lines" || rc=1
-  python3 bench/gpu_table.py variants "$lines" "$out/h200-table.jsonl" | tee "$out/h200-variants.md"
+  python3 bench/gpu_table.py variants "$lines" "$out/h200-table.jsonl" | tee -a "$out/$stage.log"
   return "$rc"
 }
 
@@ -106,13 +107,16 @@ for stage in "${stages[@]}"; do
   declare -F "stage_$stage" >/dev/null || { echo "gpu.sh: stage '$stage': expected check, sanitize, table, variants or more" >&2; exit 2; }
 done
 export -f logged peers timed stage_check stage_sanitize stage_table stage_variants stage_more
-export out leanattn small
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+export out leanattn small scratch stage
 for stage in "${stages[@]}"; do
   start=$SECONDS
+  rm -f "$out/$stage.log" "$scratch"/*
   printf '\n==== %s\n' "$stage"
   if timeout "${STAGE_SECONDS:-480}" bash -uo pipefail -c "stage_$stage"; then result=ok; else result=FAILED failed=1; fi
   summary+=("$(printf '%-8s %4d s  %s' "$result" $((SECONDS - start)) "$stage")")
 done
 printf '\n==== summary\n'
-printf '%s\n' "${summary[@]}" | tee "$out/summary.txt"
+printf '%s\n' "${summary[@]}"
 exit "$failed"
