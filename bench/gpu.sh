@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Checks, sanitizes and times the CUDA backend on this machine's GPU, from binaries that were built anywhere (./dev carry). Run it in the
-# root of the source tree. usage: bench/gpu.sh FOLDER [STAGE...]   The folder gets STAGE.log and JSON lines. Stages, in this order by default:
+# root of the source tree. usage: bench/gpu.sh FOLDER [STAGE...]
+# The folder gets STAGE.log and JSON lines. Stages, in this order by default:
 #
 #   check      golden cases in float16 and bfloat16, every kernel path and policy; the GPU tests that were carried along
 #   sanitize   compute-sanitizer's memcheck, racecheck and synccheck over small shapes
@@ -12,7 +13,7 @@
 # Every stage runs even when one before it failed; the exit code says whether all went well. STAGE_SECONDS (480) ends a stage.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-[[ $# -ge 1 ]] || { sed -n '3,12p' "${BASH_SOURCE[0]}" | cut -c 3-; exit 2; }
+[[ $# -ge 1 ]] || { sed -n '3,13p' "${BASH_SOURCE[0]}" | cut -c 3-; exit 2; }
 
 mkdir -p "$1" && out=$(cd "$1" && pwd)
 shift

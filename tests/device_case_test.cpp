@@ -85,7 +85,7 @@ TEST_F(DeviceCaseTest, NamesEveryCanaryThatIsOverwritten) {
   CaseData data(parse_case("2 8 2 64 300 strided=1"));
   DeviceCase device(data);
   const std::span<std::byte> workspace = device.workspace(1000);
-  EXPECT_EQ(reinterpret_cast<std::uintptr_t>(workspace.data()) % 16, 0u);
+  EXPECT_EQ(reinterpret_cast<std::uintptr_t>(workspace.data()) % 32, 16u);
   const std::vector<std::byte> nan = on_host(workspace.data(), workspace.size());
   EXPECT_TRUE(std::all_of(nan.begin(), nan.end(), [](std::byte b) { return b == std::byte{0xff}; }));
   auto* o = static_cast<std::byte*>(device.problem().o.data);
@@ -98,6 +98,12 @@ TEST_F(DeviceCaseTest, NamesEveryCanaryThatIsOverwritten) {
       {lse - 1, "lse: written before"},
       {lse + 2 * 8 * 4, "lse: written behind"},
   };
+  {
+    DeviceCase other(data);
+    EXPECT_EQ(reinterpret_cast<std::uintptr_t>(other.workspace(1000, 256).data()) % 256, 0u);
+    other.copy_back();
+    EXPECT_EQ(data.canary_fault(), "");
+  }
   for (const auto& [byte, words] : bytes) {
     device.copy_back();
     EXPECT_EQ(data.canary_fault(), "");

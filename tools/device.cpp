@@ -121,7 +121,7 @@ DeviceTiming DeviceWorkload::time(const Options& options, const DeviceTimingOpti
   on_stream.stream = stream.get();
   std::vector<Problem> problems;
   for (int copy = 0; copy < case_->copies(); ++copy) problems.push_back(case_->problem(copy));
-  const std::span<std::byte> workspace = case_->workspace(workspace_bytes(problems.front(), on_stream));
+  const std::span<std::byte> workspace = case_->workspace(workspace_bytes(problems.front(), on_stream), 256);
   case_->reset_outputs();
   initialize_workspace(on_stream, workspace);
 

@@ -14,7 +14,6 @@ namespace {
 constexpr std::size_t kGuardBytes = 256;
 constexpr int kNaNByte = 0xff;
 constexpr int kCanaryByte = 0xa5;
-constexpr std::size_t kWorkspaceAlignment = 16;
 
 template <typename Value>
 std::span<const std::byte> bytes_of(const Value* values, std::int64_t count) {
@@ -153,13 +152,14 @@ void DeviceCase::reset_outputs() {
   lse_.upload(data_.lse_memory());
 }
 
-std::span<std::byte> DeviceCase::workspace(std::size_t bytes) {
-  data_.workspace(bytes);  // the host's guards, which copy_back overwrites with the device's
+std::span<std::byte> DeviceCase::workspace(std::size_t bytes, std::size_t alignment) {
+  data_.workspace(bytes);                                    // the host's guards, which copy_back overwrites with the device's
+  workspace_begin_ = kGuardBytes + alignment % kGuardBytes;  // cudaMalloc aligns to 256
   workspace_bytes_ = bytes;
   workspace_ = DeviceBuffer();
-  workspace_ = DeviceBuffer(kGuardBytes + kWorkspaceAlignment + bytes + kGuardBytes);
+  workspace_ = DeviceBuffer(workspace_begin_ + bytes + kGuardBytes);
   check_cuda(cudaMemset(workspace_.data(), kCanaryByte, workspace_.bytes()), "cudaMemset");
-  std::byte* begin = workspace_.data() + kGuardBytes + kWorkspaceAlignment;  // cudaMalloc aligns to 256
+  std::byte* begin = workspace_.data() + workspace_begin_;
   if (bytes > 0) check_cuda(cudaMemset(begin, kNaNByte, bytes), "cudaMemset");
   check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
   return {begin, bytes};
@@ -174,9 +174,8 @@ void DeviceCase::copy_back() {
     check_cuda(cudaMemcpy(host.data(), workspace_.data() + at, host.size(), cudaMemcpyDeviceToHost), "cudaMemcpy to the host");
   };
   const std::span<std::byte> host = data_.workspace_memory();
-  const std::size_t head = kGuardBytes + kWorkspaceAlignment;
-  guards(host.first(kGuardBytes), head - kGuardBytes);
-  guards(host.last(kGuardBytes), head + workspace_bytes_);
+  guards(host.first(kGuardBytes), workspace_begin_ - kGuardBytes);
+  guards(host.last(kGuardBytes), workspace_begin_ + workspace_bytes_);
 }
 
 }  // namespace leanattn::tools

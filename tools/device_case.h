@@ -64,8 +64,9 @@ class DeviceCase {
 
   // NaN into O and LSE, canaries round them.
   void reset_outputs();
-  // New memory, full of NaN, aligned to 16 bytes and no more, guarded on both sides; not yet initialised.
-  std::span<std::byte> workspace(std::size_t bytes);
+  // New memory, full of NaN, aligned to this and no more (16 is what the library asks for, 256 what cudaMalloc gives), guarded on both
+  // sides; not yet initialised.
+  std::span<std::byte> workspace(std::size_t bytes, std::size_t alignment = 16);
   // Waits for the device, then O, LSE and what stands round them and round the workspace go into the CaseData.
   void copy_back();
 
@@ -79,6 +80,7 @@ class DeviceCase {
   std::vector<Copy> copies_;
   DeviceBuffer kv_lens_, cu_seqlens_q_, cu_seqlens_kv_, block_table_, tree_mask_, alibi_slopes_, sinks_;
   DeviceBuffer o_, lse_, workspace_;
+  std::size_t workspace_begin_ = 0;
   std::size_t workspace_bytes_ = 0;
 };
 
