@@ -188,18 +188,37 @@ TEST_F(Cli, WrongCommandLinesAreExitCode2) {
 
 TEST_F(Cli, ErrorsOfTheLibraryAreExitCode1) {
   const std::pair<const char*, const char*> failing[] = {
-      {"check 1 8 2 100 40", "head_dim 100"},
-      {"check 1 7 2 64 40", "q_heads 7"},
-      {"check 1 8 2 64 40 --backend cuda", "backend cuda: "},
-      {"bench 1 8 2 100 40", "head_dim 100"},
-      {"plan 1k --q-heads 7 --kv-heads 2", "q_heads 7"},
-      {"check 1000000 64 64 256 1m", "bytes"},
-      {"plan 1k --format svg --output /proc/no/such.svg", "/proc/no/such.svg"},
+      {"check 1 8 2 100 40", "head_dim 100"},  {"check 1 7 2 64 40", "q_heads 7"},
+      {"bench 1 8 2 100 40", "head_dim 100"},  {"plan 1k --q-heads 7 --kv-heads 2", "q_heads 7"},
+      {"check 1000000 64 64 256 1m", "bytes"}, {"plan 1k --format svg --output /proc/no/such.svg", "/proc/no/such.svg"},
   };
   for (const auto& [arguments, words] : failing) {
     const Outcome outcome = run(arguments);
     EXPECT_EQ(outcome.exit_code, 1) << arguments << ": " << outcome.err;
     EXPECT_TRUE(has(outcome.out + outcome.err, words)) << arguments << ": " << outcome.out << outcome.err;
+  }
+}
+
+TEST_F(Cli, ABackendThatIsNotThereIsNamed) {
+  const auto info = nlohmann::json::parse(run("info --json").out);
+  if (!info["gpu"].is_null()) GTEST_SKIP() << "there is a GPU here: " << info["gpu"]["name"];
+  const std::string why = "leanattn: backend cuda: " + info["gpu_absent"].get<std::string>();
+  EXPECT_FALSE(info["backends"]["cuda"]);
+  for (const char* arguments : {"check --backend cuda", "check 1 8 2 64 40 --pdl", "bench 1 8 2 64 40 --workers 4",
+                                "check 1 8 2 64 40 --cuda-path portable", "bench 1 8 2 64 40 --backend cuda"}) {
+    const Outcome outcome = run(arguments);
+    EXPECT_EQ(outcome.exit_code, 1) << arguments;
+    EXPECT_TRUE(has(outcome.err, why)) << arguments << ": " << outcome.err;
+    EXPECT_EQ(outcome.out, "") << arguments;
+  }
+}
+
+TEST_F(Cli, OptionsOfOneProcessorAreNotTheOthers) {
+  for (const char* arguments : {"check 1 8 2 64 40 --threads 1 --pdl", "check 1 8 2 64 40 --isa SCALAR --backend cuda",
+                                "check 1 8 2 64 40 --backend cpu --workers 4", "bench 1 8 2 64 40 --backend cpu --cuda-path portable"}) {
+    const Outcome outcome = run(arguments);
+    EXPECT_EQ(outcome.exit_code, 2) << arguments;
+    EXPECT_TRUE(has(outcome.err, "--threads")) << arguments << ": " << outcome.err;
   }
 }
 

@@ -60,7 +60,7 @@ only_in() {  # WHAT PATTERN PLACES(regex): no code outside the places matches th
   hits=$(grep -nE "$2" "${code[@]}" | grep -vE "^($3)" || true)
   [[ -z $hits ]] || fault "$1 outside its place ($3):" "$hits"
 }
-only_in 'inline assembly' '(^|[^[:alnum:]_.])(asm|__asm__?)([[:space:]]*\(|[[:space:]]+volatile)' 'src/cuda/ptx\.cuh'
+only_in 'inline assembly' '(^|[^[:alnum:]_.])(asm|__asm__?)([[:space:]]*\(|[[:space:]]+volatile)' 'src/cuda/ptx\.cuh|tools/floor_cuda\.cu'
 only_in 'SIMD' '#[ ]*include[ ]*[<"]([a-z0-9]*intrin\.h|arm_(neon|sve)\.h|hwy/)|_mm[0-9]*_[a-z]' 'src/cpu/|tools/floor_read\.cpp'
 only_in 'an environment variable' '[^_[:alnum:]]getenv[ ]*\(' 'src/attention\.cpp|tests/'
 only_in 'torch' '#[ ]*include[ ]*[<"](torch|ATen|c10)/' 'python/'

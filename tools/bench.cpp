@@ -1,13 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <memory>
+#include <optional>
+#include <string>
+#include <vector>
 
 #include <fmt/format.h>
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
+#include "backend.h"
 #include "tools/build_info.h"
 #include "tools/commands.h"
+#include "tools/device.h"
 #include "tools/options.h"
 #include "tools/record.h"
 
@@ -16,6 +21,7 @@ namespace {
 
 struct BenchSettings {
   TimingOptions timing;
+  DeviceTimingOptions device_timing;
   bool small_pages = false;
 };
 
@@ -30,19 +36,30 @@ Case tensors_of(Case c) {
   return c;
 }
 
-// Tensors, right values and floors of a case, kept while the next case differs only in how it is run.
+// Tensors, right values and floors of a case on its backend, kept while the next case differs only in how it is run.
 class Workload {
  public:
-  Workload(const Case& c, bool small_pages)
-      : spec_(tensors_of(c)),
-        data_(spec_, {.copies = copies_for(spec_), .huge_pages = !small_pages}),
-        reference_(compute_reference(checked(data_.problem()), affordable_sample(spec_))) {}
+  Workload(const Case& c, const RunSettings& settings, bool small_pages) : spec_(tensors_of(c)) {
+    const bool gpu = settings.backend != "cpu" && backend_available(Backend::kCuda);
+    const auto make_data = [&](int copies) { data_.emplace(spec_, CaseDataOptions{.copies = copies, .huge_pages = !small_pages}); };
+    make_data(gpu ? 1 : copies_for(spec_));
+    backend_ = chosen_backend(data_->problem(), c, settings);
+    if (gpu && backend_ == Backend::kCpu) make_data(copies_for(spec_));
+    validate(data_->problem(), run_options(c, settings, backend_));
+    check_data(data_->problem());
+    reference_ = compute_reference(data_->problem(), affordable_sample(spec_));
+    if (backend_ == Backend::kCuda) device_.emplace(*data_, device_copies(data_->kv_bytes()));
+  }
 
-  bool serves(const Case& c) const { return spec_ == tensors_of(c); }
-  CaseData& data() { return data_; }
+  bool serves(const Case& c, const RunSettings& settings) const {
+    return spec_ == tensors_of(c) && backend_ == chosen_backend(data_->problem(), c, settings);
+  }
+  Backend backend() const { return backend_; }
+  CaseData& data() { return *data_; }
+  DeviceWorkload& device() { return *device_; }
   const Reference& reference() const { return reference_; }
   const std::vector<ReadFloor>& floors(int threads, double seconds) {
-    if (floors_.empty() || floor_threads_ != threads) floors_ = make_floors(data_, threads, seconds);
+    if (floors_.empty() || floor_threads_ != threads) floors_ = make_floors(*data_, threads, seconds);
     floor_threads_ = threads;
     return floors_;
   }
@@ -52,71 +69,110 @@ class Workload {
     const double token_bytes = static_cast<double>(c.kv_heads) * (c.head_dim + c.head_dim_v) * (c.dtype == DType::kFloat32 ? 4 : 2);
     return cold_copies(static_cast<std::int64_t>(std::min(1e15, token_bytes * static_cast<double>(c.total_kv()))));
   }
-  static Problem checked(const Problem& problem) {
-    validate(problem);
-    check_data(problem);
-    return problem;
-  }
 
   Case spec_;
-  CaseData data_;
+  Backend backend_ = Backend::kCpu;
+  std::optional<CaseData> data_;
   Reference reference_;
+  std::optional<DeviceWorkload> device_;
   std::vector<ReadFloor> floors_;
   int floor_threads_ = 0;
 };
 
-void print_header(const BenchSettings& settings) {
-  fmt::print("{}, {}{}\n", cpu_model(), commit(), settings.small_pages ? ", small pages" : "");
+// Checked first, then timed. `record` gets what its backend alone has to say.
+struct Result {
+  Accuracy accuracy;
+  Timing timing;
+};
+
+Result run_on_cpu(Workload& workload, const Options& options, const BenchSettings& bench, Progress& progress, const std::string& label,
+                  nlohmann::ordered_json& record) {
+  Result result;
+  progress.note(label + ", checking");
+  result.accuracy = check_once(workload.data(), options, workload.reference());
+  progress.note(label + ", finding the fastest reading");
+  const std::vector<ReadFloor>& floors = workload.floors(thread_count(options), std::min(1.0, bench.timing.min_seconds));
+  progress.note(label + ", measuring");
+  result.timing = time_pairs(workload.data(), options, floors, bench.timing);
+  record["floor_reading"] = variant_name(floors.front().variant());
+  record["copies"] = workload.data().copies();
+  record["huge_pages"] = !bench.small_pages;
+  return result;
+}
+
+Result run_on_gpu(Workload& workload, const Options& options, const BenchSettings& bench, nlohmann::ordered_json& record) {
+  Result result;
+  result.accuracy = workload.device().check(options, workload.reference());
+  const DeviceTiming timing = workload.device().time(options, bench.device_timing);
+  result.timing = timing.timing;
+  if (!timing.fault.empty()) {
+    result.accuracy.ok = false;
+    result.accuracy.fault = timing.fault;
+  }
+  record["floor_reading"] = timing.floor;
+  record["copies"] = timing.copies;
+  record["calls"] = timing.calls;
+  return result;
+}
+
+void print_header(Backend backend, const BenchSettings& settings) {
+  const bool gpu = backend == Backend::kCuda;
+  fmt::print("{}, {}{}\n", gpu ? cuda::device_name() : cpu_model(), commit(), !gpu && settings.small_pages ? ", small pages" : "");
   fmt::print("{:>9} {:>10} {:>10} {:>10} {:>10} {:>8} {:>7} {:>7}  {}\n", "KV MB", "floor µs", "median µs", "p10", "p90", "÷ floor", "GB/s",
-             "err÷tol", "dtype policy threads case");
+             "err÷tol", gpu ? "dtype policy path blocks case" : "dtype policy threads case");
   std::fflush(stdout);
 }
 
-void print_row(const Case& c, const Options& options, const Timing& timing, const Accuracy& accuracy, std::int64_t kv_bytes) {
-  fmt::print("{:>9.2f} {:>10.1f} {:>10.1f} {:>10.1f} {:>10.1f} {:>8.3f} {:>7.2f} {:>7.3f}  {} {} {} {}\n",
-             static_cast<double>(kv_bytes) * 1e-6, timing.floor_us, timing.us, timing.p10_us, timing.p90_us, timing.ratio,
-             gb_per_s(kv_bytes, timing.us), accuracy.ratio, dtype_name(c.dtype), policy_name(c.policy, c.splits), thread_count(options),
+void print_row(const Case& c, const Options& options, const Result& result, std::int64_t kv_bytes) {
+  const Timing& timing = result.timing;
+  const Accuracy& accuracy = result.accuracy;
+  const int digits = options.backend == Backend::kCuda ? 2 : 1;
+  const std::string workers =
+      options.backend == Backend::kCuda
+          ? fmt::format("{}{} {}", cuda_path_name(options), options.programmatic_launch ? "+pdl" : "", worker_count(options))
+          : fmt::format("{}", thread_count(options));
+  fmt::print("{:>9.2f} {:>10.{}f} {:>10.{}f} {:>10.{}f} {:>10.{}f} {:>8.3f} {:>7.2f} {:>7.3f}  {} {} {} {}\n",
+             static_cast<double>(kv_bytes) * 1e-6, timing.floor_us, digits, timing.us, digits, timing.p10_us, digits, timing.p90_us, digits,
+             timing.ratio, gb_per_s(kv_bytes, timing.us), accuracy.ratio, dtype_name(c.dtype), policy_name(c.policy, c.splits), workers,
              to_string(c));
   if (!accuracy.ok) fmt::print("    FAIL: {}\n", accuracy.fault.empty() ? accuracy.where : accuracy.fault);
   std::fflush(stdout);
 }
 
-int run_bench(const CaseChoice& choice, const RunSettings& settings, const BenchSettings& bench) {
+int run_bench(const CaseChoice& choice, RunSettings settings, const BenchSettings& bench) {
   check_settings(settings);
   const std::vector<Case> cases = expand(chosen_cases(choice), settings);
   if (cases.empty()) throw CaseError("bench: expected a case, or --cases FILE such as bench/table.txt");
-  if (!settings.json) print_header(bench);
   Progress progress;
   std::unique_ptr<Workload> workload;
+  std::optional<Backend> header;
   bool all_right = true;
   for (std::size_t i = 0; i < cases.size(); ++i) {
     const Case& c = cases[i];
     const std::string label = fmt::format("case {} of {}: {}", i + 1, cases.size(), to_string(c));
     progress.note(label);
-    const Options options = run_options(c, settings);
-    if (!workload || !workload->serves(c)) {
+    if (!workload || !workload->serves(c, settings)) {
       workload.reset();  // its memory first
-      workload = std::make_unique<Workload>(c, bench.small_pages);
+      workload = std::make_unique<Workload>(c, settings, bench.small_pages);
     }
-    CaseData& data = workload->data();
-    progress.note(label + ", checking");
-    const Accuracy accuracy = check_once(data, options, workload->reference());
-    all_right = all_right && accuracy.ok;
-    progress.note(label + ", finding the fastest reading");
-    const std::vector<ReadFloor>& floors = workload->floors(thread_count(options), std::min(1.0, bench.timing.min_seconds));
-    progress.note(label + ", measuring");
-    const Timing timing = time_pairs(data, options, floors, bench.timing);
+    const Options options = run_options(c, settings, workload->backend());
+    const std::int64_t kv_bytes = workload->data().kv_bytes();
+    nlohmann::ordered_json details;
+    const Result result = options.backend == Backend::kCuda ? run_on_gpu(*workload, options, bench, details)
+                                                            : run_on_cpu(*workload, options, bench, progress, label, details);
+    all_right = all_right && result.accuracy.ok;
     if (!settings.json) {
-      print_row(c, options, timing, accuracy, data.kv_bytes());
+      if (header != options.backend) print_header(options.backend, bench);
+      header = options.backend;
+      print_row(c, options, result, kv_bytes);
       continue;
     }
     nlohmann::ordered_json record = case_record(c, options);
-    add_timing(record, timing, data.kv_bytes());
-    record["floor_reading"] = variant_name(floors.front().variant());
-    record["copies"] = data.copies();
-    record["huge_pages"] = !bench.small_pages;
-    add_accuracy(record, accuracy);
-    add_origin(record);
+    if (options.backend == Backend::kCuda) add_table_words(record, c, result.timing, result.accuracy, kv_bytes);
+    add_timing(record, result.timing, kv_bytes);
+    record.update(details);
+    add_accuracy(record, result.accuracy);
+    add_origin(record, options);
     fmt::print("{}\n", record.dump());
     std::fflush(stdout);
   }
@@ -128,19 +184,22 @@ int run_bench(const CaseChoice& choice, const RunSettings& settings, const Bench
 Command add_bench(CLI::App& app) {
   CLI::App* command = app.add_subcommand(
       "bench",
-      "Check each case, then time it in pairs with the read floor: the time to read the same K and V on the same threads, from cold "
-      "caches. ÷ floor is the median over the pairs");
+      "Check each case, then time it in pairs with the read floor: the time to read as many bytes on the same threads or the same GPU, "
+      "from cold caches. ÷ floor is the median over the pairs. On a GPU: graphs of at least four calls over 256 MB of rotating K and V");
   auto choice = std::make_shared<CaseChoice>();
   auto settings = std::make_shared<RunSettings>();
   auto bench = std::make_shared<BenchSettings>();
   add_case_options(*command, *choice);
   add_run_options(*command, *settings);
-  command->add_option("--min-seconds", bench->timing.min_seconds, "measure each case for at least this long")
+  command->add_option("--min-seconds", bench->timing.min_seconds, "CPU: measure each case for at least this long")
       ->check(CLI::Range(0.0, 3600.0));
-  command->add_option("--pairs", bench->timing.min_pairs, "and at least this many pairs of floor and kernel")
+  command->add_option("--pairs", bench->timing.min_pairs, "CPU: and at least this many pairs of floor and kernel")
       ->check(CLI::Range(1, 1000000));
-  command->add_option("--max-seconds", bench->timing.max_seconds, "but stop here, from three pairs on")->check(CLI::Range(0.0, 3600.0));
-  command->add_flag("--small-pages", bench->small_pages, "do not ask the system for huge pages");
+  command->add_option("--max-seconds", bench->timing.max_seconds, "CPU: but stop here, from three pairs on")
+      ->check(CLI::Range(0.0, 3600.0));
+  command->add_flag("--small-pages", bench->small_pages, "CPU: do not ask the system for huge pages");
+  command->add_option("--replays", bench->device_timing.replays, "GPU: replays of the graphs of floor and kernel, in turn")
+      ->check(CLI::Range(3, 1000000));
   return [=] { return run_bench(*choice, *settings, *bench); };
 }
 

@@ -49,6 +49,12 @@ class CaseData {
   std::span<const std::byte> k_memory(int copy = 0) const { return memory(copies_.at(static_cast<std::size_t>(copy)).k); }
   std::span<const std::byte> v_memory(int copy = 0) const { return memory(copies_.at(static_cast<std::size_t>(copy)).v); }
 
+  // All memory of the other tensors and of the workspace, what stands round them included: for a copy of the case in other memory.
+  std::span<const std::byte> q_memory() const { return memory(q_.buffer); }
+  std::span<std::byte> o_memory() { return {o_.buffer.data(), o_.buffer.bytes()}; }
+  std::span<std::byte> lse_memory() { return {lse_.data(), lse_.bytes()}; }  // empty with lse=none
+  std::span<std::byte> workspace_memory() { return {workspace_.data(), workspace_.bytes()}; }
+
   // O as [total_q, q_heads, head_dim_v] and LSE as [total_q, q_heads]; row = query token·q_heads + q_head.
   std::int64_t rows() const { return case_.total_q() * case_.q_heads; }
   float o_at(std::int64_t row, std::int32_t column) const;

@@ -6,7 +6,28 @@
 #include <fmt/format.h>
 #include <CLI/CLI.hpp>
 
+#include "backend.h"
+#include "problem_view.h"
+
 namespace leanattn::tools {
+namespace {
+
+// Options of one processor choose the backend; throws leanattn::Error where it is CUDA and there is none.
+void settle_backend(RunSettings& settings) {
+  const bool of_cpu = !settings.isa.empty() || !settings.threads.empty();
+  const bool of_gpu = !settings.cuda_path.empty() || settings.thread_blocks > 0 || settings.programmatic_launch;
+  if (of_cpu && (of_gpu || settings.backend == "cuda")) throw CaseError("--threads and --isa are of the CPU; a GPU has --workers");
+  if (of_gpu && settings.backend == "cpu") throw CaseError("--cuda-path, --workers and --pdl are of a GPU; the CPU has --threads");
+  if (of_gpu) settings.backend = "cuda";
+  if (settings.backend != "cuda") return;
+  require_cuda(cuda::available(), cuda::why_absent);
+  const std::vector<std::string> paths = cuda_paths();
+  if (!settings.cuda_path.empty() && std::find(paths.begin(), paths.end(), settings.cuda_path) == paths.end()) {
+    throw CaseError(fmt::format("--cuda-path \"{}\": expected one of {}", settings.cuda_path, fmt::join(paths, ", ")));
+  }
+}
+
+}  // namespace
 
 void add_case_options(CLI::App& command, CaseChoice& choice) {
   command.add_option("case", choice.words,
@@ -20,7 +41,8 @@ void add_case_options(CLI::App& command, CaseChoice& choice) {
 }
 
 void add_run_options(CLI::App& command, RunSettings& settings) {
-  command.add_option("--backend", settings.backend, "auto, cpu or cuda")->type_name("NAME");
+  command.add_option("--backend", settings.backend, "cpu, cuda, or auto: the GPU for the cases that it takes, else the CPU")
+      ->type_name("NAME");
   command
       .add_option("--policy", settings.policies, "lean, fa2, flashdecoding or flashdecoding:N instead of the case's own; may be repeated")
       ->type_name("NAME")
@@ -34,6 +56,9 @@ void add_run_options(CLI::App& command, RunSettings& settings) {
       ->type_name("N")
       ->allow_extra_args(false);
   command.add_option("--isa", settings.isa, "an instruction set of `leanattn info` instead of the fastest")->type_name("NAME");
+  command.add_option("--cuda-path", settings.cuda_path, "GPU: a kernel path of `leanattn info` instead of the fastest")->type_name("NAME");
+  command.add_option("--workers", settings.thread_blocks, "GPU: thread blocks instead of the case's own workers")->type_name("N");
+  command.add_flag("--pdl", settings.programmatic_launch, "GPU: each call starts while the one before it ends (programmatic launch)");
   command.add_flag("--json", settings.json, "one JSON object a line");
 }
 
@@ -55,7 +80,7 @@ std::vector<Case> chosen_cases(const CaseChoice& choice) {
   return cases;
 }
 
-void check_settings(const RunSettings& settings) {
+void check_settings(RunSettings& settings) {
   Case scratch;
   for (const std::string& policy : settings.policies) parse_policy(policy, scratch.policy, scratch.splits);
   for (const std::string& dtype : settings.dtypes) parse_dtype(dtype);
@@ -69,6 +94,10 @@ void check_settings(const RunSettings& settings) {
   if (!settings.isa.empty() && std::find(isas.begin(), isas.end(), settings.isa) == isas.end()) {
     throw CaseError(fmt::format("--isa \"{}\": expected one of {}", settings.isa, fmt::join(isas, ", ")));
   }
+  if (settings.thread_blocks < 0 || settings.thread_blocks > (1 << 16)) {
+    throw CaseError(fmt::format("--workers {}: expected 1 to 65536", settings.thread_blocks));
+  }
+  settle_backend(settings);
 }
 
 }  // namespace leanattn::tools

@@ -24,7 +24,8 @@ void add_run_options(CLI::App& command, RunSettings& settings);
 // Cases of the files, then those of the words: a word with blanks is a case of its own, words without are one case together.
 // Throws CaseError.
 std::vector<Case> chosen_cases(const CaseChoice& choice);
-// Throws CaseError for words that no case or option knows, so that a mistake is found before anything runs.
-void check_settings(const RunSettings& settings);
+// Throws CaseError for words that no case or option knows, so that a mistake is found before anything runs. Options of one processor settle
+// the backend; throws leanattn::Error where it is CUDA and there is none.
+void check_settings(RunSettings& settings);
 
 }  // namespace leanattn::tools

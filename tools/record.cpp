@@ -1,8 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tools/record.h"
 
+#include <algorithm>
 #include <cmath>
 
+#include <fmt/format.h>
+
+#include "backend.h"
 #include "tools/build_info.h"
 
 namespace leanattn::tools {
@@ -19,11 +23,17 @@ double rounded(double value, double digits) { return std::round(value * digits) 
 nlohmann::ordered_json case_record(const Case& c, const Options& options) {
   nlohmann::ordered_json record;
   record["case"] = to_string(c);
+  record["backend"] = backend_name(options.backend);
   record["dtype"] = dtype_name(c.dtype);
   record["policy"] = policy_name(c.policy, c.splits);
   record["workers"] = worker_count(options);
-  record["threads"] = thread_count(options);
-  record["isa"] = isa_name(options);
+  if (options.backend == Backend::kCuda) {
+    record["cuda_path"] = cuda_path_name(options);
+    record["programmatic_launch"] = options.programmatic_launch;
+  } else {
+    record["threads"] = thread_count(options);
+    record["isa"] = isa_name(options);
+  }
   return record;
 }
 
@@ -32,11 +42,13 @@ void add_accuracy(nlohmann::ordered_json& record, const Accuracy& accuracy) {
   record["error"] = number(compared ? accuracy.error : NAN);
   record["tolerance"] = number(compared ? accuracy.tolerance : NAN);
   record["error_over_tolerance"] = number(compared ? accuracy.ratio : NAN);
+  record["relative_error"] = number(compared ? accuracy.relative_error : NAN);
   record["rows"] = accuracy.rows;
   record["all_rows"] = accuracy.all_rows;
   record["ok"] = accuracy.ok;
+  if (accuracy.skipped) record["skipped"] = true;
   if (!compared) {
-    record["message"] = "refused: " + accuracy.refused;
+    record["message"] = (accuracy.skipped ? "skipped: " : "refused: ") + accuracy.refused;
   } else if (!accuracy.ok) {
     record["message"] = accuracy.fault.empty() ? accuracy.where : accuracy.fault;
   }
@@ -56,10 +68,23 @@ void add_timing(nlohmann::ordered_json& record, const Timing& timing, std::int64
   record["pairs"] = timing.pairs;
 }
 
-void add_origin(nlohmann::ordered_json& record) {
-  record["device"] = cpu_model();
+void add_origin(nlohmann::ordered_json& record, const Options& options) {
+  record["device"] = options.backend == Backend::kCuda ? cuda::device_name() : cpu_model();
   record["commit"] = commit();
   record["date"] = date_utc();
+}
+
+void add_table_words(nlohmann::ordered_json& record, const Case& c, const Timing& timing, const Accuracy& accuracy, std::int64_t kv_bytes) {
+  const auto [shortest, longest] = std::minmax_element(c.kv_lens.begin(), c.kv_lens.end());
+  const std::string heads = fmt::format("{}/{} d{}", c.q_heads, c.kv_heads, c.head_dim);
+  if (c.kv_lens.empty() || *shortest == *longest) {
+    record["name"] = fmt::format("{}x{} {}", c.batch(), c.kv_lens.empty() ? 0 : *longest, heads);
+  } else {
+    record["name"] = fmt::format("ragged n{} sum{} max{} {}", c.batch(), c.total_kv(), *longest, heads);
+  }
+  record["MB"] = rounded(static_cast<double>(kv_bytes) * 1e-6, 10.0);
+  record["leanattn"] = rounded(timing.us, 100.0);
+  record["leanattn_error"] = number(rounded(accuracy.relative_error, 1e5));
 }
 
 double gb_per_s(std::int64_t bytes, double us) { return us > 0.0 ? static_cast<double>(bytes) / us * 1e-3 : 0.0; }

@@ -6,11 +6,14 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <optional>
+#include <utility>
 
 #include <fmt/format.h>
 
 #include "problem_view.h"
 #include "tools/build_info.h"
+#include "tools/device.h"
 
 namespace leanattn::tools {
 namespace {
@@ -29,6 +32,21 @@ std::string place(const Worst& worst, const char* tensor) {
   return worst.dim < 0 ? text : text + fmt::format(", dim {}", worst.dim);
 }
 
+// ‖O − right‖ ÷ ‖right‖ over the rows that the reference has; 0 where all that is right is 0 and met.
+double relative_error(const CaseData& data, const Reference& reference) {
+  double off = 0.0, norm = 0.0;
+  for (std::int64_t row = 0; row < data.rows(); ++row) {
+    if (reference.row[static_cast<std::size_t>(row)] == Reference::kNotComputed) continue;
+    for (std::int32_t column = 0; column < data.spec().head_dim_v; ++column) {
+      const double right = reference.o[static_cast<std::size_t>(row * data.spec().head_dim_v + column)];
+      const double difference = static_cast<double>(data.o_at(row, column)) - right;
+      off += difference * difference;
+      norm += right * right;
+    }
+  }
+  return off == 0.0 ? 0.0 : std::sqrt(off / norm);
+}
+
 }  // namespace
 
 double percentile(const std::vector<double>& values, double share) {
@@ -38,18 +56,38 @@ double percentile(const std::vector<double>& values, double share) {
   return values[low] + (at - static_cast<double>(low)) * (values[high] - values[low]);
 }
 
-Options run_options(const Case& c, const RunSettings& settings) {
+Options run_options(const Case& c, const RunSettings& settings, Backend backend) {
   Options options;
   options.policy = c.policy;
   options.splits = c.splits;
   options.head_order = c.head_order;
   options.batch_invariant = c.batch_invariant;
   options.workers = c.workers;
-  options.cpu_isa = settings.isa.empty() ? nullptr : settings.isa.c_str();
-  if (settings.backend == "cpu") options.backend = Backend::kCpu;
-  if (settings.backend == "cuda") options.backend = Backend::kCuda;
+  options.backend = backend;
+  if (backend == Backend::kCuda) {
+    if (settings.thread_blocks > 0) options.workers = settings.thread_blocks;
+    options.programmatic_launch = settings.programmatic_launch;
+    options.cuda_path = settings.cuda_path.empty() ? nullptr : settings.cuda_path.c_str();
+  } else {
+    options.cpu_isa = settings.isa.empty() ? nullptr : settings.isa.c_str();
+  }
   return options;
 }
+
+Backend chosen_backend(const Problem& problem, const Case& c, const RunSettings& settings) {
+  if (settings.backend == "cpu") return Backend::kCpu;
+  if (settings.backend == "cuda") return Backend::kCuda;
+  if (!settings.isa.empty() || !settings.threads.empty() || !backend_available(Backend::kCuda)) return Backend::kCpu;
+  try {
+    validate(problem, run_options(c, settings, Backend::kCuda));
+  } catch (const Error& error) {
+    if (error.status() == Status::kUnsupported) return Backend::kCpu;
+    throw;
+  }
+  return Backend::kCuda;
+}
+
+const char* backend_name(Backend backend) { return backend == Backend::kCuda ? "cuda" : "cpu"; }
 
 std::vector<Case> expand(const std::vector<Case>& cases, const RunSettings& settings) {
   std::vector<Case> all;
@@ -69,7 +107,12 @@ std::vector<Case> expand(const std::vector<Case>& cases, const RunSettings& sett
   return all;
 }
 
-int worker_count(const Options& options) { return options.workers > 0 ? options.workers : default_threads(); }
+int worker_count(const Options& options) {
+  if (options.backend != Backend::kCuda) return options.workers > 0 ? options.workers : default_threads();
+  const std::optional<Device> device = current_device();
+  const int most = device ? device->multiprocessors : 0;
+  return options.workers > 0 ? std::min(options.workers, most) : most;
+}
 
 int thread_count(const Options& options) { return std::min(worker_count(options), default_threads()); }
 
@@ -77,6 +120,12 @@ std::string isa_name(const Options& options) {
   if (options.cpu_isa) return options.cpu_isa;
   const std::vector<std::string> isas = cpu_isas();
   return isas.empty() ? "none" : isas.front();
+}
+
+std::string cuda_path_name(const Options& options) {
+  if (options.cuda_path) return options.cuda_path;
+  const std::vector<std::string> paths = cuda_paths();
+  return paths.empty() ? "none" : paths.front();
 }
 
 Sample affordable_sample(const Case& c, int threads) {
@@ -100,7 +149,11 @@ Accuracy check_once(CaseData& data, const Options& options, const Reference& ref
   const std::span<std::byte> workspace = data.workspace(workspace_bytes(problem, options));
   data.reset_outputs();
   decode(problem, options, workspace);
-  const Comparison comparison = compare(problem, reference);
+  return judge(data, reference);
+}
+
+Accuracy judge(const CaseData& data, const Reference& reference) {
+  const Comparison comparison = compare(data.problem(), reference);
   const bool lse_is_worse = comparison.lse.ratio > comparison.o.ratio;
   const Worst& worst = lse_is_worse ? comparison.lse : comparison.o;
   Accuracy accuracy;
@@ -111,6 +164,7 @@ Accuracy check_once(CaseData& data, const Options& options, const Reference& ref
   accuracy.all_rows = data.rows();
   if (worst.seq >= 0) accuracy.where = place(worst, lse_is_worse ? "lse" : "o");
   accuracy.fault = data.canary_fault();
+  accuracy.relative_error = relative_error(data, reference);
   accuracy.ok = comparison.ok() && accuracy.fault.empty() && (accuracy.rows > 0 || accuracy.all_rows == 0);
   return accuracy;
 }
@@ -147,26 +201,31 @@ Timing time_pairs(CaseData& data, const Options& options, const std::vector<Read
     floor_us();
     kernel_us();
   }
-  std::vector<double> kernel_times, floor_times, ratios;
+  std::vector<double> kernel_times, floor_times;
   const auto begin = Clock::now();
   for (;;) {
     floor_times.push_back(floor_us());
     kernel_times.push_back(kernel_us());
-    ratios.push_back(kernel_times.back() / floor_times.back());
     const double seconds = seconds_since(begin);
-    const bool enough = seconds >= timing.min_seconds && static_cast<int>(ratios.size()) >= timing.min_pairs;
-    if (enough || (seconds >= timing.max_seconds && ratios.size() >= 3)) break;
+    const bool enough = seconds >= timing.min_seconds && static_cast<int>(kernel_times.size()) >= timing.min_pairs;
+    if (enough || (seconds >= timing.max_seconds && kernel_times.size() >= 3)) break;
   }
-  std::sort(kernel_times.begin(), kernel_times.end());
+  return summarize(std::move(kernel_times), std::move(floor_times));
+}
+
+Timing summarize(std::vector<double> kernel_times, std::vector<double> floor_times) {
+  std::vector<double> ratios;
+  for (std::size_t i = 0; i < kernel_times.size(); ++i) ratios.push_back(kernel_times[i] / floor_times[i]);
   Timing result;
   result.pairs = static_cast<int>(ratios.size());
+  result.ratio = median(std::move(ratios));
+  std::sort(kernel_times.begin(), kernel_times.end());
   result.us = percentile(kernel_times, 0.5);
   result.p10_us = percentile(kernel_times, 0.1);
   result.p90_us = percentile(kernel_times, 0.9);
   std::sort(floor_times.begin(), floor_times.end());
   result.floor_us = percentile(floor_times, 0.5);
-  result.floor_times_us = floor_times;
-  result.ratio = median(ratios);
+  result.floor_times_us = std::move(floor_times);
   result.ratio_of_medians = result.us / result.floor_us;
   return result;
 }

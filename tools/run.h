@@ -20,24 +20,35 @@ struct RunSettings {
   std::vector<int> threads;           // empty: each case's own
   std::string backend = "auto";
   std::string isa;  // empty: the fastest
+  // Of a GPU.
+  std::string cuda_path;  // empty: the fastest
+  int thread_blocks = 0;  // 0: each case's own workers
+  bool programmatic_launch = false;
   bool json = false;
 };
 
-// One combination of the above. isa must outlive the options.
-Options run_options(const Case& c, const RunSettings& settings);
+// One combination of the above. isa and cuda_path must outlive the options. backend is kCpu or kCuda.
+Options run_options(const Case& c, const RunSettings& settings, Backend backend = Backend::kCpu);
+// kCpu or kCuda, as the settings say; auto: the GPU where there is one and the library takes the problem there, else the CPU.
+Backend chosen_backend(const Problem& problem, const Case& c, const RunSettings& settings);
+const char* backend_name(Backend backend);
 // The cases times policies × dtypes × threads.
 std::vector<Case> expand(const std::vector<Case>& cases, const RunSettings& settings);
+// Stretches of the CPU's cut, thread blocks of the GPU's.
 int worker_count(const Options& options);
 // Threads that run the workers: no more than the machine offers.
 int thread_count(const Options& options);
 // values is sorted and not empty; between neighbours by proportion.
 double percentile(const std::vector<double>& values, double share);
 std::string isa_name(const Options& options);
+std::string cuda_path_name(const Options& options);
 
 struct Accuracy {
   bool ok = false;
-  std::string refused;  // what the library said instead of an answer
-  double error = 0.0;   // of the element nearest to its tolerance, or furthest beyond it
+  std::string refused;          // what the library said instead of an answer
+  bool skipped = false;         // refused by the GPU's backend, which does not have that feature
+  double relative_error = 0.0;  // ‖O − right‖ ÷ ‖right‖ over the rows compared
+  double error = 0.0;           // of the element nearest to its tolerance, or furthest beyond it
   double tolerance = 0.0;
   double ratio = 0.0;
   std::string where;          // "o of seq 1, token 0, q_head 3, dim 17"; empty where all is exact
@@ -48,7 +59,9 @@ struct Accuracy {
 
 // All rows where that takes a few seconds at most, else all rows of as many KV heads of each sequence as do.
 Sample affordable_sample(const Case& c, int threads = 0);
-// One call on poisoned outputs and workspace, compared. Throws leanattn::Error.
+// What stands in the case's outputs, compared, and its canaries.
+Accuracy judge(const CaseData& data, const Reference& reference);
+// One call on the CPU on poisoned outputs and workspace, judged. Throws leanattn::Error.
 Accuracy check_once(CaseData& data, const Options& options, const Reference& reference);
 
 struct TimingOptions {
@@ -67,6 +80,9 @@ struct Timing {
   double ratio = 0.0;                  // median over the pairs of time ÷ floor
   double ratio_of_medians = 0.0;       // us ÷ floor_us
 };
+
+// Times of pairs, in order of time of day.
+Timing summarize(std::vector<double> kernel_times_us, std::vector<double> floor_times_us);
 
 // Copies of K and V that make a cold cache: enough to push each other out of the last-level cache, an odd number, so that floor and
 // kernel take turns on each.

@@ -1,0 +1,123 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# Checks, sanitizes and times the CUDA backend on this machine's GPU, from binaries that were built anywhere (./dev carry). Run it in the
+# root of the source tree. usage: bench/gpu.sh FOLDER [STAGE...]
+# The folder gets STAGE.log and JSON lines. Stages, in this order by default:
+#
+#   check      golden cases in float16 and bfloat16, every kernel path and policy; the GPU tests that were carried along
+#   sanitize   compute-sanitizer's memcheck, racecheck and synccheck over small shapes
+#   table      the cases of bench/table.txt, and the peers of .ruler/peers.py where that folder is: h200-table.jsonl
+#   variants   the same cases with programmatic launch and on the portable path: h200-variants.jsonl
+#   more       the cases of bench/gpu_more.txt, with peers: h200-more.jsonl
+#
+# Every stage runs even when one before it failed; the exit code says whether all went well. STAGE_SECONDS (480) ends a stage.
+set -uo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+[[ $# -ge 1 ]] || { sed -n '3,13p' "${BASH_SOURCE[0]}" | cut -c 3-; exit 2; }
+
+mkdir -p "$1" && out=$(cd "$1" && pwd)
+shift
+stages=("$@")
+((${#stages[@]})) || stages=(check sanitize table variants more)
+
+for bin in build/carry build/cuda/tools; do
+  [[ -x $bin/leanattn ]] && break
+done
+leanattn=$PWD/$bin/leanattn
+[[ -x $leanattn ]] || { echo "gpu.sh: neither build/carry/leanattn nor build/cuda/tools/leanattn is here" >&2; exit 2; }
+export LD_LIBRARY_PATH=$PWD/build/carry${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+small=bench/gpu_small.txt
+
+# Runs a command, shows its last lines, keeps all of it in the stage's log.
+logged() {  # NAME COMMAND...
+  local name=$1 start=$SECONDS rc=0 log=$scratch/log
+  shift
+  "$@" >"$log" 2>&1 || rc=$?
+  tail -n 3 "$log"
+  printf -- '-- %s: exit code %d after %d s\n' "$name" "$rc" $((SECONDS - start))
+  { printf '\n---- %s: %s\n' "$name" "$*"; cat "$log"; printf -- '-- exit code %d\n' "$rc"; } >>"$out/$stage.log"
+  return "$rc"
+}
+
+stage_check() {
+  local rc=0 path test
+  logged info "$leanattn" info || return
+  logged check "$leanattn" check --backend cuda --dtype bf16 --dtype f16 || rc=1
+  logged check-table "$leanattn" check --backend cuda --cases "$small" --dtype bf16 --dtype f16 || rc=1
+  for path in sm_90 portable; do
+    "$leanattn" info --json | grep -q "\"$path\"" || { echo "-- path $path: not on this GPU"; continue; }
+    logged "check-$path" "$leanattn" check --backend cuda --cuda-path "$path" --dtype bf16 --policy lean --policy fa2 \
+      --policy flashdecoding --policy flashdecoding:5 || rc=1
+  done
+  logged check-workers "$leanattn" check --backend cuda --dtype f16 --workers 7 || rc=1
+  logged check-pdl "$leanattn" check --backend cuda --dtype bf16 --pdl || rc=1
+  for test in build/carry/*_test build/carry/*_tests; do
+    [[ -x $test ]] || continue
+    logged "$(basename "$test")" "$test" --gtest_brief=1 || rc=1
+  done
+  return "$rc"
+}
+
+stage_sanitize() {
+  local tool rc=0
+  command -v compute-sanitizer >/dev/null || { echo "-- no compute-sanitizer here"; return 1; }
+  for tool in memcheck racecheck synccheck; do
+    for path in sm_90 portable; do
+      logged "sanitize-$tool-$path" timeout 78 compute-sanitizer --tool "$tool" --error-exitcode 9 "$leanattn" check --backend cuda \
+        --cuda-path "$path" --cases "$small" || rc=1
+    done
+  done
+  return "$rc"
+}
+
+# The peers' own lines, where peers.py and its wheels are here (see README.md in its folder).
+peers() {  # CASES LINES
+  local ruler=.ruler wheels
+  [[ -f $ruler/peers.py ]] || { echo "-- no $ruler/peers.py: floor and ours alone"; return 0; }
+  mapfile -t wheels < <(find .whl "$ruler" -name '*.whl' 2>/dev/null)
+  if ((${#wheels[@]})) && [[ ! -d /tmp/site ]]; then
+    python3 -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --upgrade --target /tmp/site "${wheels[@]}" || return
+  fi
+  PYTHONPATH=/tmp/site FLASHINFER_WORKSPACE_BASE=/tmp python3 "$ruler/peers.py" "$1" --out "$2"
+}
+
+timed() {  # NAME CASES
+  local name=$1 cases=$2 rc=0
+  logged "$name: peers" peers "$cases" "$scratch/peers.jsonl" || rc=1
+  "$leanattn" bench --backend cuda --json --cases "$cases" >"$scratch/leanattn.jsonl" 2>"$scratch/bench.log" || rc=1
+  tail -n 2 "$scratch/bench.log"
+  cat "$scratch/leanattn.jsonl" "$scratch/bench.log" >>"$out/$stage.log"
+  python3 bench/gpu_table.py merge "$scratch/leanattn.jsonl" "$scratch/peers.jsonl" >"$out/$name.jsonl" || return
+  python3 bench/gpu_table.py show --every-case "$out/$name.jsonl" | tee -a "$out/$stage.log"
+  return "$rc"
+}
+
+stage_table() { timed h200-table bench/table.txt; }
+stage_more() { timed h200-more bench/gpu_more.txt; }
+
+stage_variants() {
+  local rc=0 lines=$out/h200-variants.jsonl
+  "$leanattn" bench --backend cuda --json --pdl --cases bench/table.txt >"$lines" || rc=1
+  "$leanattn" bench --backend cuda --json --cuda-path portable --cases bench/table.txt >>"$lines" || rc=1
+  python3 bench/gpu_table.py variants "$lines" "$out/h200-table.jsonl" | tee -a "$out/$stage.log"
+  return "$rc"
+}
+
+summary=() failed=0
+for stage in "${stages[@]}"; do
+  declare -F "stage_$stage" >/dev/null || { echo "gpu.sh: stage '$stage': expected check, sanitize, table, variants or more" >&2; exit 2; }
+done
+export -f logged peers timed stage_check stage_sanitize stage_table stage_variants stage_more
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+export out leanattn small scratch stage
+for stage in "${stages[@]}"; do
+  start=$SECONDS
+  rm -f "$out/$stage.log" "$scratch"/*
+  printf '\n==== %s\n' "$stage"
+  if timeout "${STAGE_SECONDS:-480}" bash -uo pipefail -c "stage_$stage"; then result=ok; else result=FAILED failed=1; fi
+  summary+=("$(printf '%-8s %4d s  %s' "$result" $((SECONDS - start)) "$stage")")
+done
+printf '\n==== summary\n'
+printf '%s\n' "${summary[@]}"
+exit "$failed"

@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+// A case on the GPU against the reference, and in graphs against the clock and the read floor.
+#include "tools/device.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "backend.h"
+#include "tools/device_case.h"
+#include "tools/floor_cuda.h"
+
+namespace leanattn::tools {
+namespace {
+
+constexpr double kWarmSeconds = 0.05;  // for the clocks to rise
+constexpr int kWarmReplays = 3;
+
+// Kernels queued by `queue`, as one graph.
+class Graph {
+ public:
+  template <typename Queue>
+  Graph(const DeviceStream& stream, Queue queue) {
+    check_cuda(cudaStreamBeginCapture(stream.get(), cudaStreamCaptureModeGlobal), "cudaStreamBeginCapture");
+    queue();
+    check_cuda(cudaStreamEndCapture(stream.get(), &graph_), "cudaStreamEndCapture");
+    check_cuda(cudaGraphInstantiate(&instance_, graph_, 0), "cudaGraphInstantiate");
+    check_cuda(cudaEventCreate(&begin_), "cudaEventCreate");
+    check_cuda(cudaEventCreate(&end_), "cudaEventCreate");
+  }
+  ~Graph() {
+    if (instance_) cudaGraphExecDestroy(instance_);
+    if (graph_) cudaGraphDestroy(graph_);
+    if (begin_) cudaEventDestroy(begin_);
+    if (end_) cudaEventDestroy(end_);
+  }
+  Graph(const Graph&) = delete;
+  Graph& operator=(const Graph&) = delete;
+
+  double replay_us(const DeviceStream& stream) const {
+    check_cuda(cudaEventRecord(begin_, stream.get()), "cudaEventRecord");
+    check_cuda(cudaGraphLaunch(instance_, stream.get()), "cudaGraphLaunch");
+    check_cuda(cudaEventRecord(end_, stream.get()), "cudaEventRecord");
+    check_cuda(cudaEventSynchronize(end_), "a graph of calls");
+    float ms = 0.0f;
+    check_cuda(cudaEventElapsedTime(&ms, begin_, end_), "cudaEventElapsedTime");
+    return static_cast<double>(ms) * 1e3;
+  }
+
+ private:
+  cudaGraph_t graph_ = nullptr;
+  cudaGraphExec_t instance_ = nullptr;
+  cudaEvent_t begin_ = nullptr, end_ = nullptr;
+};
+
+// As many bytes as a call must read, from the buffers that it reads them from: half of them from V's where it has one of its own.
+FloorPieces floor_pieces(const DeviceCase& on_device, int copy, std::int64_t kv_bytes, const Case& c) {
+  const std::span<const std::byte> k = on_device.k_memory(copy), v = on_device.v_memory(copy);
+  const auto part = [](std::span<const std::byte> memory, std::int64_t bytes) {
+    return std::min<std::int64_t>(bytes, static_cast<std::int64_t>(memory.size())) / 16 * 16;
+  };
+  FloorPieces pieces;
+  pieces.first = k.data();
+  if (v.empty()) {
+    pieces.first_bytes = part(k, kv_bytes);
+    return pieces;
+  }
+  const std::int64_t v_bytes = kv_bytes / (c.head_dim + c.head_dim_v) * c.head_dim_v;
+  pieces.first_bytes = part(k, kv_bytes - v_bytes);
+  pieces.second = v.data();
+  pieces.second_bytes = part(v, v_bytes);
+  return pieces;
+}
+
+std::vector<std::byte> outputs(CaseData& data) {
+  std::vector<std::byte> bytes;
+  for (const std::span<std::byte> memory : {data.o_memory(), data.lse_memory()}) bytes.insert(bytes.end(), memory.begin(), memory.end());
+  return bytes;
+}
+
+}  // namespace
+
+std::optional<Device> current_device() {
+  if (!cuda::available()) return std::nullopt;
+  int index = 0;
+  cudaDeviceProp properties{};
+  check_cuda(cudaGetDevice(&index), "cudaGetDevice");
+  check_cuda(cudaGetDeviceProperties(&properties, index), "cudaGetDeviceProperties");
+  Device device;
+  device.name = properties.name;
+  device.multiprocessors = properties.multiProcessorCount;
+  device.compute_major = properties.major;
+  device.compute_minor = properties.minor;
+  device.memory_bytes = static_cast<std::int64_t>(properties.totalGlobalMem);
+  device.l2_bytes = properties.l2CacheSize;
+  return device;
+}
+
+DeviceWorkload::DeviceWorkload(CaseData& data, int copies) : data_(data), case_(std::make_unique<DeviceCase>(data, copies)) {}
+DeviceWorkload::~DeviceWorkload() = default;
+
+Accuracy DeviceWorkload::check(const Options& options, const Reference& reference) {
+  const Problem problem = case_->problem();
+  const DeviceStream stream;
+  Options on_stream = options;
+  on_stream.stream = stream.get();
+  const std::span<std::byte> workspace = case_->workspace(workspace_bytes(problem, on_stream));
+  case_->reset_outputs();
+  initialize_workspace(on_stream, workspace);
+  decode(problem, on_stream, workspace);
+  stream.wait();
+  case_->copy_back();
+  return judge(data_, reference);
+}
+
+DeviceTiming DeviceWorkload::time(const Options& options, const DeviceTimingOptions& timing) {
+  const std::vector<std::byte> expected = outputs(data_);
+  const DeviceStream stream;
+  Options on_stream = options;
+  on_stream.stream = stream.get();
+  std::vector<Problem> problems;
+  for (int copy = 0; copy < case_->copies(); ++copy) problems.push_back(case_->problem(copy));
+  const std::span<std::byte> workspace = case_->workspace(workspace_bytes(problems.front(), on_stream), 256);
+  case_->reset_outputs();
+  initialize_workspace(on_stream, workspace);
+
+  DeviceTiming result;
+  result.copies = case_->copies();
+  result.calls = std::max(result.copies, 4);
+  const DeviceFloor floor;
+  result.floor = floor.name();
+  const Graph floor_graph(stream, [&] {
+    for (int call = 0; call < result.calls; ++call) {
+      floor.read(floor_pieces(*case_, call % result.copies, data_.kv_bytes(), data_.spec()), stream.get());
+    }
+  });
+  const Graph kernel_graph(stream, [&] {
+    for (int call = 0; call < result.calls; ++call) {
+      decode(problems[static_cast<std::size_t>(call % result.copies)], on_stream, workspace);
+    }
+  });
+  double warm_us = 0.0;
+  for (int warm = 0; warm < kWarmReplays || warm_us < kWarmSeconds * 1e6; ++warm) {
+    warm_us += floor_graph.replay_us(stream) + kernel_graph.replay_us(stream);
+  }
+  std::vector<double> kernel_times, floor_times;
+  for (int replay = 0; replay < timing.replays; ++replay) {
+    floor_times.push_back(floor_graph.replay_us(stream) / result.calls);
+    kernel_times.push_back(kernel_graph.replay_us(stream) / result.calls);
+  }
+  result.timing = summarize(std::move(kernel_times), std::move(floor_times));
+  case_->copy_back();
+  result.fault = data_.canary_fault();
+  if (result.fault.empty() && outputs(data_) != expected) result.fault = "the last call of the graph left other bits than the checked call";
+  return result;
+}
+
+}  // namespace leanattn::tools
