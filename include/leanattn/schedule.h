@@ -129,6 +129,8 @@ LEANATTN_HOST_DEVICE inline int seq_row_blocks(const Line& line, const SeqLens& 
   return line.rows_per_block > 0 ? ceil_div(rows, line.rows_per_block) : 1;
 }
 
+LEANATTN_HOST_DEVICE inline int seq_row_blocks(const Line& line, int seq) { return seq_row_blocks(line, seq_lens(line, seq)); }
+
 // Outputs of the seq; none for q_len 0.
 LEANATTN_HOST_DEVICE inline int seq_outputs(const Line& line, const SeqLens& lens) {
   return seq_row_blocks(line, lens) * (line.head_order == HeadOrder::kBeside ? 1 : line.kv_heads);

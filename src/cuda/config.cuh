@@ -82,7 +82,7 @@ struct Config {
   static constexpr int kParts = kTokens / 64;               // a warp's slice in Q·K is 16 tokens of every 64
   static constexpr int kWarpDims = kHeadDim / kGroupWarps;  // dims of a warp in P·V
   static constexpr int kDimSteps = kWarpDims / 8;
-  static constexpr bool kQInRegisters = kRowTiles == 1;
+  static constexpr bool kQInRegisters = kRowTiles == 1 && kHeadDim <= 128;
 
   static constexpr int kLaneRows = kRowTiles * kHalves;     // rows of which a lane holds values
   static constexpr int kRowValues = kDimSteps * 2;          // of Õ that it holds of each
