@@ -25,6 +25,7 @@ void expect_blind_to_poison(const std::string& line, const std::vector<float>& c
     own.device.copy_kv_again();
     for (std::size_t path = 0; path < device_paths().size(); ++path) {
       for (const DeviceWay& way : device_ways()) {
+        if (enough_failures()) return;
         const Options options = device_options(way, path);
         EXPECT_TRUE(own.judge(options)) << "poison " << colour;
         const Bits bits = output_bits(own.host);
@@ -81,6 +82,7 @@ TEST_F(CudaCases, H4_GraphPaddedBatch) {
     DeviceCase own(std::string("- 8 2 64 700,33,1,0,0,0 ") + layout);
     for (std::size_t path = 0; path < device_paths().size(); ++path) {
       for (const DeviceWay& way : device_ways()) {
+        if (enough_failures()) return;
         EXPECT_TRUE(own.judge(device_options(way, path)));
         const Bits padded = output_bits(own.host);
         for (std::size_t row = 3u * 8; row < 6u * 8; ++row) {
@@ -165,6 +167,7 @@ TEST_F(CudaCases, S3_InterleavedCacheAndLayerInsidePage) {
   DeviceProblem device(spaced.problem);
   for (std::size_t path = 0; path < device_paths().size(); ++path) {
     for (const DeviceWay& way : device_ways()) {
+      if (enough_failures()) return;
       const Options options = device_options(way, path);
       EXPECT_EQ(device_bits(spaced.problem, device, options), plain.bits(options)) << device_text_of(options);
       EXPECT_TRUE(is_right(spaced.problem, plain.reference));
@@ -182,6 +185,7 @@ TEST_F(CudaCases, S3_OddStridesLeaveTheBits) {
       DeviceProblem device(spaced.problem);
       for (std::size_t path = 0; path < device_paths().size(); ++path) {
         for (const DeviceWay& way : device_ways()) {
+          if (enough_failures()) return;
           const Options options = device_options(way, path);
           EXPECT_EQ(device_bits(spaced.problem, device, options), plain.bits(options)) << line << " " << device_text_of(options);
         }
@@ -197,6 +201,7 @@ TEST_F(CudaCases, S6_PageSizes) {
       DeviceCase paged(std::string(shape) + " page=" + std::to_string(page));
       for (std::size_t path = 0; path < device_paths().size(); ++path) {
         for (DeviceWay way : device_ways()) {
+          if (enough_failures()) return;
           // The default number of splits comes from the room of a sequence, which is not that of a padded table.
           if (way.policy == Policy::kFlashDecoding && way.splits == 0) way.splits = 5;
           const Options options = device_options(way, path);

@@ -17,6 +17,7 @@ TEST_F(CudaCases, S1_Groups) {
       DeviceCase own(std::string("- ") + heads + shape);
       for (std::size_t path = 0; path < device_paths().size(); ++path) {
         for (const DeviceWay& way : device_ways()) {
+          if (enough_failures()) return;
           EXPECT_TRUE(own.judge(device_options(way, path)));
           for (int head = 0; head < own.host.q_heads; ++head) {
             const Comparison comparison = compare(own.host, of_head(own.reference, own.host.q_heads, head));
@@ -62,6 +63,7 @@ TEST_F(CudaCases, S7_Batch1To50Long) {
       DeviceProblem device(part.problem);
       for (std::size_t path = 0; path < device_paths().size(); ++path) {
         for (const DeviceWay& way : {device_ways()[0], device_ways()[static_cast<std::size_t>(batch) % device_ways().size()]}) {
+          if (enough_failures()) return;
           const Options options = device_options(way, path);
           EXPECT_TRUE(is_right(part.problem, device, options, reference)) << "batch " << batch;
           for (const std::uint32_t word : output_bits(part.problem)) ASSERT_FALSE(std::isnan(std::bit_cast<float>(word)));
@@ -85,6 +87,7 @@ TEST_F(CudaCases, S9_OneOfAMillionAmongShortLong) {
   DeviceCase own("- 16 8 128 64x21,1m,64x42 dtype=bf16", {.kv_heads_per_seq = 2, .threads = 0});
   for (std::size_t path = 0; path < device_paths().size(); ++path) {
     for (const DeviceWay& way : device_ways()) {
+      if (enough_failures()) return;
       const bool slow = way.policy == Policy::kLean && way.workers > 0;  // gigabytes through one block
       if (slow && path > 0) continue;
       EXPECT_TRUE(is_right(own.host, own.device, device_options(way, path), own.reference));
@@ -169,6 +172,7 @@ TEST_F(CudaCases, NanInSightMakesItsRowNan) {
   DeviceProblem device(p);
   for (std::size_t path = 0; path < device_paths().size(); ++path) {
     for (const DeviceWay& way : device_ways()) {
+      if (enough_failures()) return;
       EXPECT_TRUE(is_right(p, device, device_options(way, path), reference));
       for (int row = 0; row < 12; ++row) {
         if (!is_nan_row(row / 4, row % 4)) continue;

@@ -297,7 +297,10 @@ class DeviceCase {
   }
   void expect_right(const std::vector<DeviceWay>& ways = device_ways()) {
     for (std::size_t path = 0; path < device_paths().size(); ++path) {
-      for (const DeviceWay& way : ways) EXPECT_TRUE(judge(device_options(way, path)));
+      for (const DeviceWay& way : ways) {
+        if (enough_failures()) return;
+        EXPECT_TRUE(judge(device_options(way, path)));
+      }
     }
   }
   Bits bits(const Options& options) { return device_bits(host, device, options); }
@@ -319,7 +322,10 @@ inline void expect_right_on_device(const std::string& line) { DeviceCase(line).e
 inline void expect_right_on_device(const Problem& host, const Reference& reference, const std::vector<DeviceWay>& ways = device_ways()) {
   DeviceProblem device(host);
   for (std::size_t path = 0; path < device_paths().size(); ++path) {
-    for (const DeviceWay& way : ways) EXPECT_TRUE(is_right(host, device, device_options(way, path), reference));
+    for (const DeviceWay& way : ways) {
+      if (enough_failures()) return;
+      EXPECT_TRUE(is_right(host, device, device_options(way, path), reference));
+    }
   }
 }
 

@@ -84,11 +84,9 @@ void expect_small(const std::string& line) {
 
 TEST_F(CudaSmall, HeadDimsAndRowBlocks) {
   for (const int dim : cuda::kHeadDims) {
-    for (const int group : {1, 7, 16, 17, 33, 64}) {
-      for (const char* dtype : {" dtype=bf16", " dtype=f16"}) {
-        const std::string heads = std::to_string(2 * group) + " 2 " + std::to_string(dim);
-        expect_small("- " + heads + " 130,1,0,65" + dtype);
-      }
+    for (const int group : {1, 3, 7, 12, 16, 17, 31, 33, 64}) {
+      const char* const dtype = group % 3 == 1 ? " dtype=bf16" : " dtype=f16";  // each with every row block
+      expect_small("- " + std::to_string(2 * group) + " 2 " + std::to_string(dim) + " 130,1,0,65" + dtype);
     }
   }
 }
@@ -113,6 +111,7 @@ TEST_F(CudaSmall, OddStrides) {
       const Reference reference = compute_reference(respaced.problem);
       for (std::size_t path = 0; path < device_paths().size(); ++path) {
         for (const DeviceWay& way : few_ways()) {
+          if (enough_failures()) return;
           EXPECT_TRUE(is_right(respaced.problem, device, device_options(way, path), reference, Room::kTight)) << layout << " odd " << odd;
         }
       }

@@ -24,7 +24,6 @@ int device_problems() { return short_run() ? test_problems() : kDeviceProblems; 
 int draw_length(Draw& draw) {
   if (draw.one_in(8)) return 0;
   if (draw.one_in(3)) return std::max(0, draw.of({1, 16, 32, 64, 128, 256, 512, 1024}) + draw.below(3) - 1);
-  if (draw.one_in(40)) return draw.of({20000, 20480, 16385, 9999});
   return draw.one_in(5) ? draw.below(3001) : 1 + draw.below(300);
 }
 
@@ -42,6 +41,16 @@ void draw_cut(Draw& draw, Case& c) {
   if (c.policy == Policy::kFlashDecoding && !draw.one_in(3)) c.splits = draw.one_in(8) ? 1 + draw.below(200) : 1 + draw.below(12);
   c.head_order = draw.of({HeadOrder::kAuto, HeadOrder::kAuto, HeadOrder::kAlong, HeadOrder::kBeside});
   if (draw.one_in(2)) c.workers = 1 + draw.below(draw.one_in(2) ? 9 : multiprocessors());
+}
+
+// One problem in thirty has a long sequence, and less of everything else.
+void draw_long(Draw& draw, Case& c) {
+  c.kv_lens.resize(static_cast<std::size_t>(1 + draw.below(3)), 70);
+  c.kv_lens[static_cast<std::size_t>(draw.below(c.batch()))] = draw.of({20000, 20480, 16385, 9999});
+  c.kv_heads = 1 + draw.below(2);
+  c.q_heads = c.kv_heads * (1 + draw.below(3));
+  c.q_lens.clear();
+  c.q_len = 1;
 }
 
 double work_of(const Case& c) {
@@ -72,7 +81,9 @@ Case draw_device_case(int problem) {
   if (draw.one_in(8)) c.spread = draw.of({0.1f, 10.0f, 100.0f, 1000.0f});
   draw_cut(draw, c);
   // Bound the work of the reference; one problem in ten may be larger.
-  const double most = draw.one_in(10) ? 1.5e7 : 1.5e6;
+  const bool is_long = batch > 0 && draw.one_in(30);
+  if (is_long) draw_long(draw, c);
+  const double most = is_long ? 1e8 : draw.one_in(10) ? 1.5e7 : 1.5e6;
   if (work_of(c) > most && !draw.one_in(3)) c.q_heads = c.kv_heads * std::min(c.q_heads / c.kv_heads, 4);
   for (std::size_t seq = 0; work_of(c) > most && seq < c.kv_lens.size(); ++seq) c.kv_lens[seq] = std::min(c.kv_lens[seq], 100);
   if (work_of(c) > most) c.q_heads = c.kv_heads;

@@ -41,6 +41,7 @@ TEST_F(CudaCases, R1_GraphReplayedAtOtherLengthsLong) {
     const Stream stream;
     for (std::size_t path = 0; path < device_paths().size(); ++path) {
       for (const DeviceWay& way : device_ways()) {
+        if (enough_failures()) return;
         const Options options = device_options(way, path, stream);
         const DeviceWorkspace workspace(workspace_bytes(device.problem, options), options);
         stream.wait();
@@ -68,6 +69,7 @@ TEST_F(CudaCases, R2_OneKernelAndNothingElse) {
     const Stream stream;
     for (std::size_t path = 0; path < device_paths().size(); ++path) {
       for (const DeviceWay& way : device_ways()) {
+        if (enough_failures()) return;
         for (const bool programmatic : {false, true}) {
           Options options = device_options(way, path, stream);
           options.programmatic_launch = programmatic;
@@ -123,6 +125,7 @@ TEST_F(CudaCases, R3_WorkspaceIsBoundedByTheMultiprocessors) {
     const CaseData data(parse_case(line));
     for (std::size_t path = 0; path < device_paths().size(); ++path) {
       for (const DeviceWay& way : {device_ways()[0], DeviceWay{Policy::kFa2, 0, 0}, DeviceWay{Policy::kFlashDecoding, 1024, 0}}) {
+        if (enough_failures()) return;
         EXPECT_LE(workspace_bytes(data.problem(), device_options(way, path)), most) << line;
       }
     }
@@ -174,6 +177,7 @@ TEST_F(CudaCases, N6_RepeatsStreamsAndGraphs) {
     const Stream streams[2];
     for (std::size_t path = 0; path < device_paths().size(); ++path) {
       for (const DeviceWay& way : device_ways()) {
+        if (enough_failures()) return;
         const Options options = device_options(way, path);
         const Bits first = own.bits(options);
         EXPECT_TRUE(is_right(own.host, own.reference));
@@ -255,6 +259,7 @@ TEST_F(CudaCases, ProgrammaticLaunchOfAChain) {
     const Stream stream;
     for (std::size_t path = 0; path < device_paths().size(); ++path) {
       for (const DeviceWay& way : {device_ways()[0], device_ways()[2], device_ways()[3], device_ways()[6]}) {
+        if (enough_failures()) return;
         std::vector<std::vector<std::byte>> plain;
         for (const int kind : {0, 1, 2}) {  // plain; programmatic; programmatic in a graph
           DeviceProblem device(host);
