@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <cstdlib>
 #include <map>
 #include <memory>
 #include <thread>
@@ -19,7 +20,7 @@ namespace {
 constexpr int kDeviceProblems = 5000;
 
 // LEANATTN_TEST_PROBLEMS as on the CPU, with a default of its own.
-int device_problems() { return short_run() ? test_problems() : kDeviceProblems; }
+int device_problems() { return std::getenv("LEANATTN_TEST_PROBLEMS") ? test_problems() : kDeviceProblems; }
 
 int draw_length(Draw& draw) {
   if (draw.one_in(8)) return 0;
