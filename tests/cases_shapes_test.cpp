@@ -3,9 +3,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
-#include <map>
 #include <numeric>
-#include <tuple>
 
 #include "decoding.h"
 #include "inputs.h"
@@ -13,15 +11,6 @@
 
 namespace leanattn::testing {
 namespace {
-
-// The reference of one q_head's rows alone, so that no head hides behind a worse one.
-Reference of_head(const Reference& all, int q_heads, int q_head) {
-  Reference one = all;
-  for (std::size_t row = 0; row < one.row.size(); ++row) {
-    if (static_cast<int>(row) % q_heads != q_head) one.row[row] = Reference::kNotComputed;
-  }
-  return one;
-}
 
 TEST(Cases, S1_Groups) {
   for (const char* heads : {"5 1", "6 1", "7 1", "28 4", "12 2", "16 1", "20 4", "64 1"}) {
@@ -266,20 +255,6 @@ TEST(Cases, S6_PageSizes) {
 }
 
 // --- Batches ---
-
-// The worst of thousands of rows is held against the worst naive row of as many: all sequences of one length pool their naive errors.
-void pool_lengths(const Problem& p, Reference& reference) {
-  std::map<int, std::pair<double, double>> worst;
-  for (int seq = 0; seq < p.batch; ++seq) {
-    auto& [o, lse] = worst[seq_kv_len(p, seq)];
-    o = std::max(o, reference.naive_o_error[static_cast<std::size_t>(seq)]);
-    lse = std::max(lse, reference.naive_lse_error[static_cast<std::size_t>(seq)]);
-  }
-  for (int seq = 0; seq < p.batch; ++seq) {
-    const auto at = static_cast<std::size_t>(seq);
-    std::tie(reference.naive_o_error[at], reference.naive_lse_error[at]) = worst[seq_kv_len(p, seq)];
-  }
-}
 
 TEST(Cases, S7_Batch1To50) {
   for (const char* line : {"50 40 8 64 512", "50 40 8 32 1k dtype=f32"}) {

@@ -5,27 +5,11 @@
 #include <map>
 
 #include "decoding.h"
+#include "draw.h"
 #include "executors.h"
-#include "inputs.h"
 
 namespace leanattn::testing {
 namespace {
-
-class Draw {
- public:
-  explicit Draw(std::uint64_t problem) : problem_(problem) {}
-  // 0 … count − 1
-  int below(int count) { return static_cast<int>(input_hash(problem_, Input::kLengths, counter_++) % static_cast<std::uint64_t>(count)); }
-  bool one_in(int count) { return below(count) == 0; }
-  template <typename Value>
-  Value of(std::initializer_list<Value> values) {
-    return values.begin()[below(static_cast<int>(values.size()))];
-  }
-
- private:
-  std::uint64_t problem_;
-  std::uint64_t counter_ = 0;
-};
 
 // A short length most of the time, one round a border now and then, seldom a long one.
 int draw_length(Draw& draw) {
@@ -98,25 +82,12 @@ Case draw_case(int problem) {
   return c;
 }
 
-// A naive computation may be close by luck, and among millions of rows some meet one that was. A result beyond its tolerance is judged
-// again with the worst naive error of its twins, the same case with other values: what is wrong and not unlucky stays beyond.
-// misses counts the problems that needed this.
-::testing::AssertionResult is_right_among_twins(CaseData& data, const Options& options, Reference reference, int& misses) {
+// misses counts the problems that needed their twins.
+::testing::AssertionResult is_right_among_twins(CaseData& data, const Options& options, const Reference& reference, int& misses) {
   const auto first = is_right(data, options, reference);
   if (first) return first;
   ++misses;
-  constexpr std::uint64_t kTwins = 8;
-  for (std::uint64_t twin = 1; twin <= kTwins; ++twin) {
-    Case c = data.spec();
-    c.seed += twin << 32;
-    const CaseData other(c, {.copies = 1, .huge_pages = false, .threads = 1});
-    const Reference naive = compute_reference(other.problem(), {.kv_heads_per_seq = 0, .threads = 1});
-    for (std::size_t seq = 0; seq < reference.naive_o_error.size(); ++seq) {
-      reference.naive_o_error[seq] = std::max(reference.naive_o_error[seq], naive.naive_o_error[seq]);
-      reference.naive_lse_error[seq] = std::max(reference.naive_lse_error[seq], naive.naive_lse_error[seq]);
-    }
-  }
-  const auto second = is_right(data, options, reference);
+  const auto second = is_right(data, options, with_twins(reference, data.spec(), {.kv_heads_per_seq = 0, .threads = 1}));
   return second ? second : first;
 }
 
