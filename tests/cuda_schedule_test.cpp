@@ -46,6 +46,7 @@ void long_line(std::uint64_t seed, OwnedLine& owned) {
   line.policy = static_cast<Policy>(random.between(0, 4) % 3);
   line.splits = random.between(1, 1024);
   line.workers = random.between(1, 132);
+  line.runs = random.one_in(2);
   line.fragment_cost_tiles = random.between(0, 8);
   if (random.one_in(3)) line.min_stretch_units = random.between(0, 12);
   if (random.one_in(3)) line.max_output_stretches = random.between(1, 132);

@@ -17,6 +17,8 @@ struct Digest {
   }
   LEANATTN_HOST_DEVICE void add(const Segment& segment) {
     add(segment.seq);
+    add(segment.lens.kv_len);
+    add(segment.lens.q_len);
     add(segment.output);
     add(segment.tiles);
     add(segment.tile_begin);
@@ -59,6 +61,12 @@ LEANATTN_HOST_DEVICE inline unsigned long long digest_of_stretch(const Line& lin
     digest.add(list.output_unit);
     digest.add(list.first);
     digest.add(list.last);
+    if (line.chunk_tiles == 0) {
+      const MergeList parts = part_list(line, cut, list.output_unit, segment.tiles);
+      digest.add(parts.output_unit);
+      digest.add(parts.first);
+      digest.add(parts.last);
+    }
     digest.add(tile_token_begin(line, segment.seq, segment.tile_begin));
     digest.add(tile_token_end(line, segment.seq, segment.tile_end - 1));
     digest.add(node.level);

@@ -144,6 +144,12 @@ bool check_merges(const OwnedLine& owned, const Model& model, const Cut& cut, co
       ++segments;
     }
     CHECK_OR_FAIL(tile == output.tiles && segments >= 1);
+    if (line.chunk_tiles == 0) {  // part_list: the same stretches but for those without a tile
+      const MergeList parts = part_list(line, cut, list.output_unit, output.tiles);
+      CHECK_OR_FAIL(parts.output_unit == output.first_unit);
+      CHECK_OR_FAIL(parts.first == pieces[next - segments].stretch && parts.last == pieces[next - 1].stretch);
+      CHECK_OR_FAIL(parts.last - parts.first + 1 == segments);
+    }
     for (std::size_t i = next - segments; i < next; ++i) {
       const Segment& segment = pieces[i].segment;
       CHECK_OR_FAIL(is_cut(segment) == (segments > 1));

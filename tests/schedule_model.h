@@ -93,6 +93,7 @@ inline void random_line(std::uint64_t seed, OwnedLine& owned) {
   if (random.one_in(2)) line.fragment_cost_tiles = random.between(0, 8);
   if (random.one_in(3)) line.min_stretch_units = random.between(0, 12);
   if (random.one_in(4)) line.max_output_stretches = random.between(1, 8);
+  line.runs = random.one_in(3);
   owned.line = line;
   owned.point();
 }
@@ -185,6 +186,8 @@ inline Model make_model(const OwnedLine& owned) {
     }
     stretches = line.workers;
     while (stretches > 1 && stretches * shortest > model.units) --stretches;
+  } else if (line.runs && line.workers < stretches) {
+    stretches = line.workers;
   }
   model.stretch_begins.push_back(0);
   for (int stretch = 0, unit = 0; stretch < stretches; ++stretch) {
@@ -228,6 +231,7 @@ inline std::string describe(const OwnedLine& owned) {
   add("policy", static_cast<int>(line.policy));
   add("splits", line.splits);
   add("workers", line.workers);
+  add("runs", line.runs);
   add("min_stretch_units", line.min_stretch_units);
   add("max_output_stretches", line.max_output_stretches);
   return text;
