@@ -146,7 +146,9 @@ class Producer {
       Stage stage;
       stage.token_begin = begin;
       do {  // once for an empty seq
-        stage.tokens = max_of(min_of(end - stage.token_begin, C::kTokens), 0);
+        // Not as a clamp: nvcc 13.0 makes one instruction of it whose predicate then says that every stage is full.
+        const int left = end - stage.token_begin;
+        stage.tokens = left >= C::kTokens ? C::kTokens : left > 0 ? left : 0;
         const int stage_end = stage.token_begin + stage.tokens;
         stage.flags = (stage.token_begin == begin ? Stage::kFirst : 0) | (stage_end >= end ? Stage::kLast : 0) |
                       (stage.tokens < C::kTokens || stage_end > seen_by_all ? Stage::kMasked : 0);
