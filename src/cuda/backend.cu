@@ -62,6 +62,14 @@ constexpr int kBytesInFlight = 96 << 10;  // of K and V, a multiprocessor: less 
 Plan make_plan(const Problem& problem, const Options& options) {
   Plan plan;
   plan.device = current_device();
+  if (options.cuda_path != nullptr) {
+    const std::vector<std::string> known = paths();
+    if (std::find(known.begin(), known.end(), options.cuda_path) == known.end()) {
+      std::string names;
+      for (const std::string& name : known) names += (names.empty() ? "" : ", ") + name;
+      reject_cuda_path(options.cuda_path, names);
+    }
+  }
   const std::int64_t most_rows = static_cast<std::int64_t>(problem.q_len) * group(problem);
   plan.rows = row_block(problem.head_dim, static_cast<int>(std::min<std::int64_t>(most_rows, 1 << 20)));
   plan.kernel = (problem.q_dtype == DType::kBFloat16 ? bfloat16_kernel : float16_kernel)(problem.head_dim, plan.rows);
@@ -163,7 +171,6 @@ Params make_params(const Problem& problem, const Plan& plan, std::byte* workspac
   p.ragged = problem.kv_layout == KvLayout::kRagged;
   p.k = kv_rows(problem.k, p.ragged);
   p.v = kv_rows(problem.v, p.ragged);
-  p.access_bytes = std::min({p.q.access_bytes, p.k.access_bytes, p.v.access_bytes});
   p.lse = problem.lse;
   if (problem.kv_layout == KvLayout::kPaged) {
     p.block_table = problem.block_table;
@@ -174,6 +181,8 @@ Params make_params(const Problem& problem, const Plan& plan, std::byte* workspac
     p.page_shift = 31 + log2;
     p.page_factor = static_cast<std::uint32_t>((1ull << p.page_shift) / static_cast<unsigned>(p.page_size) + 1);
   }
+  const auto is_long = [&](const KvRows& rows) { return rows.token_stride >= 1 << 30 || (p.block_table && rows.outer_stride >= 1 << 30); };
+  p.general = std::min({p.q.access_bytes, p.k.access_bytes, p.v.access_bytes}) < 16 || is_long(p.k) || is_long(p.v);
   p.kv_heads = problem.kv_heads;
   p.group = group(problem);
   p.causal = problem.causal;

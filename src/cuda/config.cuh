@@ -41,11 +41,6 @@ struct Element<__nv_bfloat16> {
     const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
     return reinterpret_cast<const std::uint32_t&>(pair);
   }
-  // Both halves times a power of two.
-  __device__ static __forceinline__ std::uint32_t scaled(std::uint32_t pair, float factor) {
-    const __nv_bfloat162 product = __hmul2(reinterpret_cast<const __nv_bfloat162&>(pair), __float2bfloat162_rn(factor));
-    return reinterpret_cast<const std::uint32_t&>(product);
-  }
 };
 
 template <>
@@ -56,10 +51,6 @@ struct Element<__half> {
   __device__ static __forceinline__ std::uint32_t pack(float low, float high) {
     const __half2 pair = __floats2half2_rn(low, high);
     return reinterpret_cast<const std::uint32_t&>(pair);
-  }
-  __device__ static __forceinline__ std::uint32_t scaled(std::uint32_t pair, float factor) {
-    const __half2 product = __hmul2(reinterpret_cast<const __half2&>(pair), __float2half2_rn(factor));
-    return reinterpret_cast<const std::uint32_t&>(product);
   }
 };
 
@@ -147,9 +138,9 @@ struct SegmentInfo {
 // Dynamic shared memory, in this order: K and V stages, Q of each stage's segment, then this.
 template <class C>
 struct Shared {
-  alignas(128) std::uint16_t weights[C::kGroups][2][C::kPaddedRows * C::kTokens];  // P of a stage, swizzled; double-buffered
-  float slice_max[C::kGroups][2][kGroupWarps][C::kGroupRows];                      // m of each token slice, log2 units
-  float slice_sum[C::kGroups][kGroupWarps][C::kGroupRows];                         // ℓ of each token slice, at a segment's end
+  alignas(128) std::uint16_t weights[C::kGroups][C::kPaddedRows * C::kTokens];  // P of a stage, swizzled
+  float warp_max[C::kGroups][kGroupWarps][C::kGroupRows];  // largest logit of each warp's tokens in a stage
+  float warp_sum[C::kGroups][kGroupWarps][C::kGroupRows];  // ℓ of each warp's tokens, at a segment's end
   Stage stages[kMaxStages];
   SegmentInfo segments[kMaxStages];
   std::uint64_t full[kMaxStages];   // producers → consumers: kProducerThreads copies landed, 1 stage record written

@@ -5,7 +5,7 @@
 //   shared    stages × [K, V] · stages × Q of a segment · Shared (config.cuh). 16-byte chunks, swizzled
 //   full      producers → consumers: its copies have landed and its record is written
 //   empty     consumer warps → producers: the stage is no longer read
-//   named     1 … groups: the warps of a group, between weights and values; 15: producers, while they find the stretch
+//   named     1 … groups: the warps of a group, for the largest logit, for P and for ℓ; 15: producers, while they find the stretch
 //   bound     reading K and V once. `stages` stages are in flight, also across the borders of segments and while one is being finished
 #pragma once
 
@@ -22,7 +22,7 @@ __device__ __forceinline__ void consume(const Params& p, std::uint32_t stages_at
   const int group = consumer_warp / kGroupWarps, warp = consumer_warp % kGroupWarps;
   const Places<C> places(warp, lane);
   RowState<C> state;
-  int slot = 0, parity = 0, segment_slot = 0, buffer = 0;
+  int slot = 0, parity = 0, segment_slot = 0;
   [[maybe_unused]] bool first_stage = true;
   for (;;) {
     ptx::mbarrier_wait(&shared.full[slot], parity);
@@ -34,28 +34,26 @@ __device__ __forceinline__ void consume(const Params& p, std::uint32_t stages_at
     if (stage.flags & Stage::kFirst) start_segment<C>(state, shared.segments[segment_slot], p, places, q_at, group, lane);
     if (stage.tokens > 0) {
       const std::uint32_t k_at = stages_at + slot * 2 * C::kStageBytes;
-      buffer ^= 1;
       float sums[C::kParts][C::kRowTiles][2][4];
 #pragma unroll
       for (int part = 0; part < C::kParts; ++part) {
         scores<C>(sums[part], state, places, k_at + part * 64 * C::kRowBytes, q_at);
       }
-      weights<C>(sums, state, places, stage, p, shared, group, buffer, warp, lane);
+      float shrink[C::kLaneRows];
+      weights<C>(sums, shrink, state, places, stage, p, shared, group, warp, lane);
       ptx::named_barrier(1 + group, kGroupThreads);
-      values<C>(state, places, k_at + C::kStageBytes, shared, stage.tokens, group, buffer, lane);
+      values<C>(state, shrink, places, k_at + C::kStageBytes, shared, stage.tokens, group);
     }
     if (stage.flags & Stage::kLast) {
       if (threadIdx.x == 0) mark(p, Mark::kLastTile);
       const SegmentInfo info = shared.segments[segment_slot];
       RowPartial rows[C::kLaneRows];  // empty where the seq is
-      if (stage.tokens > 0) finish_rows<C>(rows, state, shared, group, buffer, warp, lane);
-      __syncwarp();
-      if (lane == 0) ptx::mbarrier_arrive(&shared.empty[slot]);
+      if (stage.tokens > 0) finish_rows<C>(rows, state, shared, group, warp, lane);
+      ptx::mbarrier_arrive(&shared.empty[slot]);
       finish_segment<C>(state, rows, info, p, group, warp, lane);
       if (++segment_slot == p.stages) segment_slot = 0;
     } else {
-      __syncwarp();
-      if (lane == 0) ptx::mbarrier_arrive(&shared.empty[slot]);
+      ptx::mbarrier_arrive(&shared.empty[slot]);
     }
     if (++slot == p.stages) {
       slot = 0;
@@ -89,7 +87,7 @@ __global__ void __launch_bounds__(C::kThreads, 1) decode_kernel(const __grid_con
     mark(p, Mark::kEntry);
     for (int i = 0; i < p.stages; ++i) {
       ptx::mbarrier_init(&shared.full[i], kProducerThreads + 1);
-      ptx::mbarrier_init(&shared.empty[i], C::kConsumerWarps);
+      ptx::mbarrier_init(&shared.empty[i], C::kConsumers);
     }
   }
   if (C::kHalves == 1) {  // the unused rows of P stay 0

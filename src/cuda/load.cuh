@@ -126,7 +126,7 @@ class Producer {
         stages_at_(stages_at),
         q_at_(q_at),
         policy_(ptx::evict_first_policy()),
-        narrow_(params.access_bytes < 16),
+        general_(params.general),
         pass_token_(tid / C::kRowChunks),
         chunk_(tid % C::kRowChunks) {
     for (int i = 0; i < C::kPassPlaces; ++i) place_[i] = ptx::kept(swizzled<C::kRowChunks>(i * C::kPassTokens + pass_token_, chunk_) * 16);
@@ -205,7 +205,7 @@ class Producer {
 
   // Every producer thread arrives once its copies have landed, thread 0 once more for the records that it wrote.
   __device__ __forceinline__ void arrive() {
-    if (narrow_) {  // rows may have come by ordinary stores, which only an ordinary arrival publishes
+    if (general_) [[unlikely]] {  // rows may have come by ordinary stores, which only an ordinary arrival publishes
       ptx::wait_for_copies();
       ptx::mbarrier_arrive(&shared_.full[slot_]);
     } else {
@@ -231,13 +231,12 @@ class Producer {
     }
     wait_for_room();
     const std::uint32_t k_at = stages_at_ + slot_ * 2 * C::kStageBytes, v_at = k_at + C::kStageBytes;
-    if (narrow_) {
-      load_narrow(k_at, base.k, p_.k, stage, filled, base.pages);
-      load_narrow(v_at, base.v, p_.v, stage, filled, base.pages);
+    if (general_) [[unlikely]] {
+      load_general(k_at, base.k, p_.k, stage, filled, base.pages);
+      load_general(v_at, base.v, p_.v, stage, filled, base.pages);
     } else if (pass_token_ < C::kPassTokens) {
       if (base.pages != nullptr) {
-        load_pages(k_at, base.k, p_.k, stage, filled, page);
-        load_pages(v_at, base.v, p_.v, stage, filled, page);
+        load_pages(k_at, v_at, base, stage, filled, page);
       } else {
         load_rows(k_at, base.k, p_.k, stage, filled);
         load_rows(v_at, base.v, p_.v, stage, filled);
@@ -272,21 +271,29 @@ class Producer {
     }
   }
 
-  // The same where tokens lie in pages.
-  __device__ __forceinline__ void load_pages(std::uint32_t to, const std::uint16_t* base, const KvRows& rows, const Stage& stage,
-                                             int filled, const int (&page)[C::kPasses]) const {
-    const std::uint16_t* chunk = base + chunk_ * 8;
+  // Byte offset of a row; strides and page ids have 31 bits here.
+  __device__ __forceinline__ static std::int64_t row_offset(const KvRows& rows, int page, int in_page) {
+    return static_cast<std::int64_t>(page) * static_cast<int>(rows.outer_stride * 2) +
+           static_cast<std::int64_t>(in_page) * static_cast<int>(rows.token_stride * 2);
+  }
+
+  // K and V where tokens lie in pages.
+  __device__ __forceinline__ void load_pages(std::uint32_t k_at, std::uint32_t v_at, const KvBase& base, const Stage& stage, int filled,
+                                             const int (&page)[C::kPasses]) const {
+    const auto* k = reinterpret_cast<const unsigned char*>(base.k + chunk_ * 8);
+    const auto* v = reinterpret_cast<const unsigned char*>(base.v + chunk_ * 8);
 #pragma unroll
     for (int i = 0; i < C::kPasses; ++i) {
       const int token = i * C::kPassTokens + pass_token_, of_seq = stage.token_begin + token;
       const int in_page = of_seq - page_of(of_seq) * p_.page_size;
-      const std::uint16_t* from = chunk + page[i] * rows.outer_stride + in_page * rows.token_stride;
-      ptx::cp_async_16_if(token < filled, to + place(i), from, token < stage.tokens ? 16 : 0, policy_);
+      const int bytes = token < stage.tokens ? 16 : 0;
+      ptx::cp_async_16_if(token < filled, k_at + place(i), k + row_offset(p_.k, page[i], in_page), bytes, policy_);
+      ptx::cp_async_16_if(token < filled, v_at + place(i), v + row_offset(p_.v, page[i], in_page), bytes, policy_);
     }
   }
 
-  // The same in narrower accesses.
-  __device__ __forceinline__ void load_narrow(std::uint32_t to, const std::uint16_t* base, const KvRows& rows, const Stage& stage,
+  // K or V in any layout: narrow accesses, strides of any size.
+  __device__ __forceinline__ void load_general(std::uint32_t to, const std::uint16_t* base, const KvRows& rows, const Stage& stage,
                                               int filled, const int* pages) const {
 #pragma unroll 1
     for (int index = tid_; index < filled * C::kRowChunks; index += kProducerThreads) {
@@ -303,8 +310,8 @@ class Producer {
     }
   }
 
-  // Q of the segment's row block; rows past the last and padding are 0. Q of the segment `stages` segments ago is no longer in use: each segment since
-  // has at least one tile, and the stage of that many tiles ago is free.
+  // Q of the segment's row block; rows past the last and padding are 0. Q of the segment `stages` segments ago is no longer in use: each
+  // segment since has at least one stage, and the stage of that many stages ago is free.
   __device__ __forceinline__ void load_q(const SegmentInfo& info) const {
     const std::uint16_t* const q = p_.q.data + first_row_of(p_.q, p_.line, info.seq) + info.q_head * p_.q.head_stride;
 #pragma unroll 1
@@ -318,7 +325,7 @@ class Producer {
         from += token * p_.q.token_stride + (packed - token * p_.group) * p_.q.head_stride + chunk * 8;
       }
       const std::uint32_t to = q_at_ + segment_slot_ * C::kQBytes + swizzled<C::kRowChunks>(padded, chunk) * 16;
-      if (narrow_) {
+      if (general_) {
         copy_narrow(to, from, min_of(p_.q.access_bytes, 8), valid);
       } else {
         ptx::cp_async_16_if(true, to, from, valid ? 16 : 0, policy_);
@@ -338,7 +345,7 @@ class Producer {
   int segment_slot_ = 0;  // segments counted around the ring
   const std::uint32_t stages_at_, q_at_;
   const std::uint64_t policy_;
-  const bool narrow_;             // some row of Q, K or V is aligned to less than 16 bytes
+  const bool general_;  // Params::general
   const int pass_token_, chunk_;  // of this thread in a pass
   std::uint32_t place_[C::kPassPlaces];
 };

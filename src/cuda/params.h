@@ -29,7 +29,7 @@ struct KvRows {
 struct Params {
   Line line;  // the schedule; its pointers are device pointers and tile_tokens is the kernel's
 
-  int access_bytes = 16;  // the least of Q, K and V
+  bool general = false;  // a row of Q, K or V is aligned to less than 16 bytes, or a stride of K or V has more than 31 bits in bytes
   RowView q;              // [total_q, q_heads, head_dim]
   RowView o;              // [total_q, q_heads, head_dim]
   KvRows k;               // see problem.h, KvLayout

@@ -2,8 +2,7 @@
 // A tile against the rows of one group of four warps, in three steps: scores (Q·K, a slice of tokens a warp), weights (mask, online softmax,
 // P to shared memory), values (P·V, a slice of dims a warp). So no warp holds a part of another's sum and Õ is never merged inside a block.
 //
-// Fragments of mma m16n8k16: a lane holds rows lane/4 and lane/4 + 8 of a row tile, columns 2·(lane % 4) and the next one. Row maxima are
-// rounded up to whole numbers in log2 units: then every rescaling is by a power of two, and exact.
+// Fragments of mma m16n8k16: a lane holds rows lane/4 and lane/4 + 8 of a row tile, columns 2·(lane % 4) and the next one.
 #pragma once
 
 #include "cuda/config.cuh"
@@ -55,10 +54,9 @@ struct Places {
 // What a consumer warp keeps of a segment.
 template <class C>
 struct RowState {
-  int limit[C::kLaneRows];                      // tokens of the seq that the row sees
-  float slice_max[C::kLaneRows];                // m over the warp's own tokens
-  float slice_sum[C::kLaneRows];                // ℓ over the lane's own tokens
-  float max[C::kLaneRows];                      // m over all tokens: the base of values
+  int limit[C::kLaneRows];  // tokens of the seq that the row sees
+  float max[C::kLaneRows];  // m over all tokens so far, log2 units
+  float sum[C::kLaneRows];  // ℓ over the lane's own tokens
   float values[C::kRowTiles][C::kDimSteps][4];  // Õ
   std::uint32_t q[C::kQInRegisters ? C::kHeadDim / 16 : 1][4];
 };
@@ -76,8 +74,8 @@ __device__ __forceinline__ void start_segment(RowState<C>& state, const SegmentI
   for (int i = 0; i < C::kLaneRows; ++i) {
     const int packed = info.first_row + group * C::kGroupRows + group_row<C>(i, lane);
     state.limit[i] = p.causal && info.q_len > 1 ? info.kv_len - info.q_len + packed / p.group + 1 : info.kv_len;
-    state.slice_max[i] = state.max[i] = kMinusInfinity;
-    state.slice_sum[i] = 0.0f;
+    state.max[i] = kMinusInfinity;
+    state.sum[i] = 0.0f;
   }
 #pragma unroll
   for (int tile = 0; tile < C::kRowTiles; ++tile) {
@@ -130,16 +128,17 @@ __device__ __forceinline__ void scores(float (&sums)[C::kRowTiles][2][4], const 
   }
 }
 
-// Softmax of the warp's tokens, parts · 16 of them: m and ℓ in state, P and m in shared memory.
+// Online softmax of the warp's tokens, 16 of every 64: m and ℓ in state, P in shared memory. All warps of a group take the same m, the largest
+// logit so far; `shrink` is what Õ of before counts on it.
 template <class C>
-__device__ __forceinline__ void weights(float (&sums)[C::kParts][C::kRowTiles][2][4], RowState<C>& state, const Places<C>& places,
-                                        const Stage& stage, const Params& p, Shared<C>& shared, int group, int buffer, int warp, int lane) {
+__device__ __forceinline__ void weights(float (&sums)[C::kParts][C::kRowTiles][2][4], float (&shrink)[C::kLaneRows], RowState<C>& state,
+                                        const Places<C>& places, const Stage& stage, const Params& p, Shared<C>& shared, int group, int warp,
+                                        int lane) {
   using E = Element<typename C::T>;
-  unsigned char* const p_at = reinterpret_cast<unsigned char*>(shared.weights[group][buffer]);
+  unsigned char* const p_at = reinterpret_cast<unsigned char*>(shared.weights[group]);
 #pragma unroll
   for (int i = 0; i < C::kLaneRows; ++i) {
-    const int tile = i / C::kHalves, half = i % C::kHalves, row = group_row<C>(i, lane);
-    float logits[C::kParts][2][2];
+    const int tile = i / C::kHalves, half = i % C::kHalves;
     float most = kMinusInfinity;
 #pragma unroll
     for (int part = 0; part < C::kParts; ++part) {
@@ -147,8 +146,8 @@ __device__ __forceinline__ void weights(float (&sums)[C::kParts][C::kRowTiles][2
       for (int n = 0; n < 2; ++n) {
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
-          float& logit = logits[part][n][j];
-          logit = sums[part][tile][n][2 * half + j] * p.scale_log2;
+          float& logit = sums[part][tile][n][2 * half + j];
+          logit *= p.scale_log2;
           if (stage.flags & Stage::kMasked) {
             const int token = stage.token_begin + part * 64 + warp * 16 + n * 8 + 2 * (lane % 4) + j;
             if (token >= min_of(state.limit[i], stage.token_begin + stage.tokens)) logit = kMinusInfinity;
@@ -159,61 +158,52 @@ __device__ __forceinline__ void weights(float (&sums)[C::kParts][C::kRowTiles][2
     }
     most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
     most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
-    const float before = state.slice_max[i];
-    const float max = fmaxf(before, ceilf(most));
+    if (lane % 4 == 0) shared.warp_max[group][warp][group_row<C>(i, lane)] = most;
+  }
+  ptx::named_barrier(1 + group, kGroupThreads);
+#pragma unroll
+  for (int i = 0; i < C::kLaneRows; ++i) {
+    const int tile = i / C::kHalves, half = i % C::kHalves, row = group_row<C>(i, lane);
+    float max = state.max[i];
+#pragma unroll
+    for (int from = 0; from < kGroupWarps; ++from) max = fmaxf(max, shared.warp_max[group][from][row]);
     const float base = max == kMinusInfinity ? 0.0f : max;
-    float sum = state.slice_sum[i] * ptx::ex2(before - base);
+    shrink[i] = ptx::ex2(state.max[i] - base);
+    float sum = state.sum[i] * shrink[i];
 #pragma unroll
     for (int part = 0; part < C::kParts; ++part) {
 #pragma unroll
       for (int n = 0; n < 2; ++n) {
-        const float low = ptx::ex2(logits[part][n][0] - base), high = ptx::ex2(logits[part][n][1] - base);
+        const float low = ptx::ex2(sums[part][tile][n][2 * half] - base), high = ptx::ex2(sums[part][tile][n][2 * half + 1] - base);
         sum += low + high;
         *reinterpret_cast<std::uint32_t*>(p_at + places.write_p[part][n] + (row - lane / 4) * C::kTokens * 2) = E::pack(low, high);
       }
     }
-    state.slice_sum[i] = sum;
-    state.slice_max[i] = max;
-    if (lane % 4 == 0) shared.slice_max[group][buffer][warp][row] = max;
+    state.sum[i] = sum;
+    state.max[i] = max;
   }
 }
 
 // P·V of the warp's dims, over the stage's first `tokens` tokens.
 template <class C>
-__device__ __forceinline__ void values(RowState<C>& state, const Places<C>& places, std::uint32_t v_at, const Shared<C>& shared, int tokens,
-                                       int group, int buffer, int lane) {
+__device__ __forceinline__ void values(RowState<C>& state, const float (&shrink)[C::kLaneRows], const Places<C>& places, std::uint32_t v_at,
+                                       const Shared<C>& shared, int tokens, int group) {
   using E = Element<typename C::T>;
-  float factor[C::kLaneRows][kGroupWarps];  // of the weights of each warp's tokens
-  float max[C::kLaneRows], base[C::kLaneRows];
   bool moved = false;
 #pragma unroll
-  for (int i = 0; i < C::kLaneRows; ++i) {
-    const int row = group_row<C>(i, lane);
-    max[i] = kMinusInfinity;
-#pragma unroll
-    for (int from = 0; from < kGroupWarps; ++from) {
-      factor[i][from] = shared.slice_max[group][buffer][from][row];
-      max[i] = fmaxf(max[i], factor[i][from]);
-    }
-    base[i] = max[i] == kMinusInfinity ? 0.0f : max[i];
-#pragma unroll
-    for (int from = 0; from < kGroupWarps; ++from) factor[i][from] = ptx::ex2(factor[i][from] - base[i]);
-    moved |= max[i] != state.max[i];
-  }
+  for (int i = 0; i < C::kLaneRows; ++i) moved |= shrink[i] != 1.0f;
   if (__any_sync(~0u, moved)) {
 #pragma unroll
     for (int i = 0; i < C::kLaneRows; ++i) {
       const int tile = i / C::kHalves, half = i % C::kHalves;
-      const float shrink = ptx::ex2(state.max[i] - base[i]);
-      state.max[i] = max[i];
 #pragma unroll
       for (int n = 0; n < C::kDimSteps; ++n) {
-        state.values[tile][n][2 * half] *= shrink;
-        state.values[tile][n][2 * half + 1] *= shrink;
+        state.values[tile][n][2 * half] *= shrink[i];
+        state.values[tile][n][2 * half + 1] *= shrink[i];
       }
     }
   }
-  const std::uint32_t p_at = ptx::shared_address(shared.weights[group][buffer]);
+  const std::uint32_t p_at = ptx::shared_address(shared.weights[group]);
 #pragma unroll
   for (int k = 0; k < C::kTokens / kMmaTokens; ++k) {
     if (k * kMmaTokens >= tokens) break;
@@ -221,12 +211,6 @@ __device__ __forceinline__ void values(RowState<C>& state, const Places<C>& plac
 #pragma unroll
     for (int tile = 0; tile < C::kRowTiles; ++tile) {
       ptx::ldmatrix_x4(a[tile], p_at + tile * 16 * C::kTokens * 2 + places.p.at(k));
-#pragma unroll
-      for (int half = 0; half < C::kHalves; ++half) {
-        const float scale = factor[tile * C::kHalves + half][k % kGroupWarps];
-        a[tile][half] = E::scaled(a[tile][half], scale);
-        a[tile][half + 2] = E::scaled(a[tile][half + 2], scale);
-      }
     }
 #pragma unroll
     for (int n = 0; n < C::kDimSteps; n += 2) {
@@ -244,24 +228,20 @@ __device__ __forceinline__ void values(RowState<C>& state, const Places<C>& plac
 // (m, ℓ) of the segment's rows, the same in every warp of the group.
 template <class C>
 __device__ __forceinline__ void finish_rows(RowPartial (&rows)[C::kLaneRows], const RowState<C>& state, Shared<C>& shared, int group,
-                                            int buffer, int slice, int lane) {
+                                            int warp, int lane) {
 #pragma unroll
   for (int i = 0; i < C::kLaneRows; ++i) {
-    float sum = state.slice_sum[i];
+    float sum = state.sum[i];
     sum += __shfl_xor_sync(~0u, sum, 1);
     sum += __shfl_xor_sync(~0u, sum, 2);
-    if (lane % 4 == 0) shared.slice_sum[group][slice][group_row<C>(i, lane)] = sum;
+    if (lane % 4 == 0) shared.warp_sum[group][warp][group_row<C>(i, lane)] = sum;
   }
   ptx::named_barrier(1 + group, kGroupThreads);
 #pragma unroll
   for (int i = 0; i < C::kLaneRows; ++i) {
-    const int row = group_row<C>(i, lane);
     rows[i] = {state.max[i], 0.0f};
-    const float base = state.max[i] == kMinusInfinity ? 0.0f : state.max[i];
 #pragma unroll
-    for (int from = 0; from < kGroupWarps; ++from) {
-      rows[i].sum += shared.slice_sum[group][from][row] * ptx::ex2(shared.slice_max[group][buffer][from][row] - base);
-    }
+    for (int from = 0; from < kGroupWarps; ++from) rows[i].sum += shared.warp_sum[group][from][group_row<C>(i, lane)];
   }
 }
 
