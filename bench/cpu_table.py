@@ -183,7 +183,7 @@ def main():
     parser.add_argument("--dtypes", default="f32,f16,bf16")
     parser.add_argument("--threads", default=f"1,{os.cpu_count()}")
     parser.add_argument("--pool-mib", type=int, default=1152, help="K and V to rotate through, per dtype (default 1152)")
-    parser.add_argument("--pages", default="2m,4k", help="pages that K and V lie in; PyTorch and features on the first only (default 2m,4k)")
+    parser.add_argument("--pages", default="2m,4k", help="of K and V; PyTorch and features on the first only (default 2m,4k)")
     parser.add_argument("--seconds", type=float, default=1.5, help="of rounds a case (default 1.5)")
     parser.add_argument("--quick", action="store_true", help="bf16, all threads, 2 MB pages, a third of the time")
     parser.add_argument("--only", default="", help="cases whose line holds this text")
