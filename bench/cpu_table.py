@@ -53,14 +53,13 @@ def sdpa_calls(case, inputs, pool):
     shape = (case.batch, case.kv_heads, case.length, case.head_dim)
     q = inputs.q.unsqueeze(2)
     packed = inputs.q.view(case.batch, case.kv_heads, case.group, case.head_dim)
+    sets = [tuple(part.view(shape) for part in pool.kv(case, index)) for index in range(pool.sets(case))]
 
     def plain(index):
-        k, v = pool.kv(case, index)
-        F.scaled_dot_product_attention(q, k.view(shape), v.view(shape), enable_gqa=case.group > 1)
+        F.scaled_dot_product_attention(q, *sets[index % len(sets)], enable_gqa=case.group > 1)
 
     def by_hand(index):
-        k, v = pool.kv(case, index)
-        F.scaled_dot_product_attention(packed, k.view(shape), v.view(shape))
+        F.scaled_dot_product_attention(packed, *sets[index % len(sets)])
 
     return plain, by_hand
 
