@@ -2,11 +2,14 @@
 """One case of the CPU table: its line, its tensors as views into a pool, and what is right for it."""
 
 import dataclasses
+import mmap
+import pathlib
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 
+PAGE_BYTES = {"2m": 2 << 20, "4k": 4096}
 DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 
 
@@ -95,16 +98,29 @@ def read_cases(path):
     return [parse_case(line) for line in lines if line]
 
 
-class Pool:
-    """Random K and V of one dtype, far larger than a case, so that successive calls find their part of it out of the caches."""
+def huge_bytes():
+    """Of this process in transparent huge pages."""
+    lines = pathlib.Path("/proc/self/smaps_rollup").read_text(encoding="utf-8").splitlines()
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("AnonHugePages:"))
 
-    def __init__(self, dtype, nbytes, seed=1):
+
+class Pool:
+    """Random K and V of one dtype, far larger than a case, so that successive calls find their part of it out of the caches. One anonymous
+    mapping, in huge pages where asked for (madvise), as engines keep their KV caches; every contender reads it."""
+
+    def __init__(self, dtype, nbytes, pages, seed=1):
         generator = torch.Generator().manual_seed(seed)
         block = torch.randn(16 * 1024 * 1024 - 4096, generator=generator).to(DTYPES[dtype])
-        self.data = torch.empty(nbytes // block.itemsize, dtype=block.dtype)
+        memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        memory.madvise(mmap.MADV_HUGEPAGE if pages == "2m" else mmap.MADV_NOHUGEPAGE)
+        huge_before = huge_bytes()
+        self.data = torch.frombuffer(memory, dtype=block.dtype)
         for begin in range(0, self.data.numel(), block.numel()):
             end = min(begin + block.numel(), self.data.numel())
             self.data[begin:end] = block[: end - begin]
+        got_huge = huge_bytes() - huge_before > 0.9 * nbytes
+        if got_huge != (pages == "2m"):
+            raise SystemExit(f"the system did not give pages of {PAGE_BYTES[pages]} bytes; see --pages")
 
     def sets(self, case):
         return max(1, self.data.numel() // (2 * case.elements))

@@ -8,6 +8,7 @@ over many rounds, a ratio is the median of the rounds' own ratios. What is wrong
 
 import argparse
 import datetime
+import itertools
 import json
 import math
 import os
@@ -22,7 +23,7 @@ import torch
 import torch.nn.functional as F
 
 import leanattn_c
-from cpu_case import DTYPES, Inputs, Pool, error_and_tolerance, read_cases
+from cpu_case import DTYPES, PAGE_BYTES, Inputs, Pool, error_and_tolerance, read_cases
 
 HERE = pathlib.Path(__file__).parent
 REST_S = 0.002
@@ -52,19 +53,18 @@ def sdpa_calls(case, inputs, pool):
     shape = (case.batch, case.kv_heads, case.length, case.head_dim)
     q = inputs.q.unsqueeze(2)
     packed = inputs.q.view(case.batch, case.kv_heads, case.group, case.head_dim)
+    sets = [tuple(part.view(shape) for part in pool.kv(case, index)) for index in range(pool.sets(case))]
 
     def plain(index):
-        k, v = pool.kv(case, index)
-        F.scaled_dot_product_attention(q, k.view(shape), v.view(shape), enable_gqa=case.group > 1)
+        F.scaled_dot_product_attention(q, *sets[index % len(sets)], enable_gqa=case.group > 1)
 
     def by_hand(index):
-        k, v = pool.kv(case, index)
-        F.scaled_dot_product_attention(packed, k.view(shape), v.view(shape))
+        F.scaled_dot_product_attention(packed, *sets[index % len(sets)])
 
     return plain, by_hand
 
 
-def measure(case, threads, pool, library, seconds):
+def measure(case, threads, pool, library, seconds, with_torch):
     inputs = Inputs(case)
     ours = leanattn_c.Decode(library, case, inputs, pool, threads)
     ours(0)
@@ -77,7 +77,7 @@ def measure(case, threads, pool, library, seconds):
     if case.features():
         base = case.plain()
         contenders["base"] = leanattn_c.Decode(library, base, Inputs(base), pool, threads)
-    else:
+    elif with_torch:
         slow["torch"], slow["torch_packed"] = sdpa_calls(case, inputs, pool)
 
     times = {name: [] for name in (*contenders, *slow)}
@@ -134,20 +134,23 @@ def summary(records):
     """The README's tables: time ÷ floor by group, speed against PyTorch, what features cost, and the cases one by one."""
     parts = []
     plain = [r for r in records if "torch_us" in r]
-    large = [r for r in plain if r["kv_bytes"] >= 16 * MIB] or plain
     dtypes = list(dict.fromkeys(r["case"].split("dtype=")[1].split()[0] for r in records))
     thread_counts = sorted({r["threads"] for r in records})
 
     def of(some, dtype, threads, group=None):
         return [r for r in some if f"dtype={dtype}" in r["case"] and r["threads"] == threads and group in (None, r["group"])]
 
-    groups = sorted({r["group"] for r in large})
-    rows = []
-    for group in groups:
-        cells = [of(large, d, t, group) for t in thread_counts for d in dtypes]
-        rows.append([group] + [span([r["ratio"] for r in cell]) if cell else "" for cell in cells])
     columns = [f"{d}, {t} thread{'s' * (t > 1)}" for t in thread_counts for d in dtypes]
-    parts.append("Time ÷ read floor, KV of 16 MiB and more, geometric mean (worst):\n\n" + table(["group", *columns], rows))
+    for page_bytes in dict.fromkeys(r["page_bytes"] for r in records):
+        here = [r for r in records if r["page_bytes"] == page_bytes and "cost" not in r]
+        large = [r for r in here if r["kv_bytes"] >= 16 * MIB] or here
+        rows = []
+        for group in sorted({r["group"] for r in large}):
+            cells = [of(large, d, t, group) for t in thread_counts for d in dtypes]
+            rows.append([group] + [span([r["ratio"] for r in cell]) if cell else "" for cell in cells])
+        size = f"{page_bytes >> 20} MB" if page_bytes >= MIB else f"{page_bytes >> 10} KB"
+        parts.append(f"Time ÷ read floor, K and V in pages of {size}, KV of 16 MiB and more, geometric mean (worst):\n\n"
+                     + table(["group", *columns], rows))
 
     rows = []
     for group in sorted({r["group"] for r in plain}):
@@ -179,30 +182,32 @@ def main():
     parser.add_argument("--dtypes", default="f32,f16,bf16")
     parser.add_argument("--threads", default=f"1,{os.cpu_count()}")
     parser.add_argument("--pool-mib", type=int, default=1152, help="K and V to rotate through, per dtype (default 1152)")
+    parser.add_argument("--pages", default="2m,4k", help="of K and V; PyTorch and features on the first only (default 2m,4k)")
     parser.add_argument("--seconds", type=float, default=1.5, help="of rounds a case (default 1.5)")
-    parser.add_argument("--quick", action="store_true", help="bf16, all threads, a third of the time")
+    parser.add_argument("--quick", action="store_true", help="bf16, all threads, 2 MB pages, a third of the time")
     parser.add_argument("--only", default="", help="cases whose line holds this text")
     parser.add_argument("--out", type=pathlib.Path, default=HERE / "results/cpu-table.jsonl")
     options = parser.parse_args()
     if options.quick:
-        options.dtypes, options.threads, options.seconds = "bf16", str(os.cpu_count()), 0.5
+        options.dtypes, options.threads, options.pages, options.seconds = "bf16", str(os.cpu_count()), "2m", 0.5
 
     library = leanattn_c.Library(options.build)
     about = machine()
     cases = [case for case in read_cases(options.cases) if options.only in str(case)]
     thread_counts = sorted({int(text) for text in options.threads.split(",")})
     records = []
-    for dtype in options.dtypes.split(","):
-        pool = Pool(dtype, options.pool_mib * MIB)
-        chosen = [type(case)(**{**vars(case), "dtype": dtype}) for case in cases]
+    for turn, (pages, dtype) in enumerate(itertools.product(options.pages.split(","), options.dtypes.split(","))):
+        first_pages = turn < len(options.dtypes.split(","))
+        pool = Pool(dtype, options.pool_mib * MIB, pages)
+        chosen = [type(case)(**{**vars(case), "dtype": dtype}) for case in cases if first_pages or not case.features()]
         for number, case in enumerate(chosen):
             if 2 * case.elements * DTYPES[dtype].itemsize > options.pool_mib * MIB:
                 raise SystemExit(f"{case}: larger than the pool; raise --pool-mib")
             for threads in thread_counts:
                 torch.set_num_threads(threads)
-                record = measure(case, threads, pool, library, options.seconds)
-                records.append(record | about)
-                print(f"{dtype} {number + 1}/{len(chosen)} {record['case']} threads={threads}: {record['us']} µs, "
+                record = measure(case, threads, pool, library, options.seconds, first_pages)
+                records.append(record | {"page_bytes": PAGE_BYTES[pages]} | about)
+                print(f"{pages} {dtype} {number + 1}/{len(chosen)} {record['case']} threads={threads}: {record['us']} µs, "
                       f"{record['ratio']} × floor, torch {record.get('torch_us', '-')}", file=sys.stderr, flush=True)
         del pool
 

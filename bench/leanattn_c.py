@@ -61,7 +61,7 @@ class Decode:
     """Calls leanattn_decode on the index-th set of a pool."""
 
     def __init__(self, library, case, inputs, pool, threads):
-        self.library, self.case, self.inputs, self.pool = library, case, inputs, pool
+        self.library, self.inputs, self.pool = library, inputs, pool
         self.o = torch.empty_like(inputs.q)
         heads, d = case.kv_heads, case.head_dim
         p = self.problem = Problem()
@@ -88,19 +88,18 @@ class Decode:
         self.options = Options()
         library.check(library.c.leanattn_options_init_sized(byref(self.options), ctypes.sizeof(self.options)))
         self.options.workers = threads
-        self.place(0)
+        # Made here, so that a timed call holds no work of Python that a caller of C would not have.
+        self.views = [tuple(View(part.data_ptr(), *self.strides) for part in pool.kv(case, index)) for index in range(pool.sets(case))]
+        self.problem_ref, self.options_ref = byref(p), byref(self.options)
+        p.k, p.v = self.views[0]
         size = c_size_t()
         library.check(library.c.leanattn_workspace_bytes(byref(p), byref(self.options), byref(size)))
         self.workspace = torch.empty(size.value, dtype=torch.uint8)
-
-    def place(self, index):
-        k, v = self.pool.kv(self.case, index)
-        self.problem.k, self.problem.v = View(k.data_ptr(), *self.strides), View(v.data_ptr(), *self.strides)
+        self.workspace_at, self.workspace_bytes = self.workspace.data_ptr(), self.workspace.numel()
 
     def __call__(self, index):
-        self.place(index)
-        self.library.check(self.library.c.leanattn_decode(
-            byref(self.problem), byref(self.options), self.workspace.data_ptr(), self.workspace.numel()))
+        self.problem.k, self.problem.v = self.views[index % len(self.views)]
+        self.library.check(self.library.c.leanattn_decode(self.problem_ref, self.options_ref, self.workspace_at, self.workspace_bytes))
 
 
 class Floor:

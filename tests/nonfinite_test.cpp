@@ -2,6 +2,7 @@
 // NaN is not lost: a model that went wrong must not look like an empty context.
 #include <gtest/gtest.h>
 
+#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <limits>
@@ -15,6 +16,7 @@ namespace leanattn {
 namespace {
 
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
+constexpr float kAllOnes = std::bit_cast<float>(0xffffffffu);  // the NaN of memory filled with 0xff
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr int kTokens = 700, kDim = 64;
 
@@ -31,9 +33,11 @@ struct Spoiled {
     v.assign(kTokens * kDim, 1.0f);
   }
 
-  static std::vector<std::uint16_t> stored(const std::vector<float>& values) {
-    std::vector<std::uint16_t> bits;
-    for (const float value : values) bits.push_back(bfloat16_from_float(value));
+  std::vector<std::uint16_t> stored(const std::vector<float>& values) const {
+    std::vector<std::uint16_t> bits(values.size());
+    for (std::size_t i = 0; i < values.size() && dtype != DType::kFloat32; ++i) {
+      store_from_float(bits.data(), dtype, static_cast<std::int64_t>(i), values[i]);
+    }
     return bits;
   }
 
@@ -66,7 +70,7 @@ struct Spoiled {
     std::vector<std::byte> workspace(workspace_bytes(p, options));
     decode(p, options, workspace);
     if (!wide) {
-      for (std::size_t i = 0; i < o.size(); ++i) o[i] = float_from_bfloat16(o16[i]);
+      for (std::size_t i = 0; i < o.size(); ++i) o[i] = load_as_float(o16.data(), dtype, static_cast<std::int64_t>(i));
     }
   }
 
@@ -82,7 +86,7 @@ struct Spoiled {
 TEST(NonFinite, NanMakesItsRowsNan) {
   for (const std::string& isa : cpu_isas()) {
     for (const int group : {1, 3, 8, 16}) {
-      for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+      for (const DType dtype : {DType::kFloat32, DType::kFloat16, DType::kBFloat16}) {
         for (const int workers : {1, 3}) {
           const std::string where = isa + " group " + std::to_string(group) + " workers " + std::to_string(workers);
           Spoiled clean(group, dtype);
@@ -92,11 +96,13 @@ TEST(NonFinite, NanMakesItsRowsNan) {
           q.q[5] = kNaN;
           q.decode_with(isa, workers);
           q.expect_nan_rows(1, where + " q");
-          for (const int token : {0, 7, 333, kTokens - 1}) {
-            Spoiled key(group, dtype);
-            key.k[static_cast<std::size_t>(token * kDim + 3)] = kNaN;
-            key.decode_with(isa, workers);
-            key.expect_nan_rows(group, where + " key " + std::to_string(token));
+          for (const float nan : {kNaN, kAllOnes}) {
+            for (const int token : {0, 7, 333, kTokens - 1}) {
+              Spoiled key(group, dtype);
+              key.k[static_cast<std::size_t>(token * kDim + 3)] = nan;
+              key.decode_with(isa, workers);
+              key.expect_nan_rows(group, where + " key " + std::to_string(token));
+            }
           }
           Spoiled infinite(group, dtype);
           infinite.k[7 * kDim + 3] = kInfinity;  // its logit is infinite: so are e^s and the sum

@@ -36,10 +36,19 @@ const TileKernel& leading_kernel(const Problem& problem, const IsaKernels& isa) 
   return *isa.select(problem.kv_dtype, problem.head_dim, head_dim_v(problem), group(problem));
 }
 
-// KV heads of a tile. Memory is read fastest in its own order, so all of them where a tile is small enough to wait in L2; else few enough
-// to wait in half of L1 (the figures are in docs/cpu.md).
+// A tile of all heads at most this large waits in L2, and memory is read in its own order (the figures are in docs/cpu.md).
+constexpr std::int64_t kWholeTileBytes = 128 * 1024;
+
+// More tokens share a tile's fixed costs, as long as all heads stay in one tile.
+int tile_tokens(const Problem& problem, const TileKernel& kernel, int heads) {
+  const std::int64_t token_heads_bytes = heads * (token_bytes(problem) / problem.kv_heads);
+  return kMaxTileTokens * token_heads_bytes <= kWholeTileBytes ? kMaxTileTokens : kernel.tile_tokens;
+}
+
+// KV heads of a tile. Memory is read fastest in its own order, so all of them where a tile is small enough; else few enough to wait in half
+// of L1.
 int tile_heads(const Problem& problem, int tile_tokens, int heads) {
-  constexpr std::int64_t kWholeTileBytes = 128 * 1024, kPartTileBytes = 16 * 1024;
+  constexpr std::int64_t kPartTileBytes = 16 * 1024;
   const std::int64_t head_bytes = tile_tokens * token_bytes(problem) / problem.kv_heads;
   const std::int64_t bytes = heads * head_bytes <= kWholeTileBytes ? kWholeTileBytes : kPartTileBytes;
   return static_cast<int>(std::clamp<std::int64_t>(bytes / head_bytes, 1, std::min(heads, kMaxTileHeads)));
@@ -104,7 +113,7 @@ Sizes call_sizes(const Problem& problem, const Options& options, const IsaKernel
   const HeadOrder order = options.head_order == HeadOrder::kAuto ? natural_order(problem) : options.head_order;
   sizes.heads = order == HeadOrder::kBeside ? problem.kv_heads : 1;
 
-  sizes.tile_tokens = leading_kernel(problem, isa).tile_tokens;
+  sizes.tile_tokens = tile_tokens(problem, leading_kernel(problem, isa), sizes.heads);
   sizes.tile_heads = tile_heads(problem, sizes.tile_tokens, sizes.heads);
 
   // A kernel is chosen by a seq's own rows: take the most that any of them may need.

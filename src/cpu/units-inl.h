@@ -11,6 +11,7 @@
 #endif
 
 #include <algorithm>
+#include <limits>
 #include <type_traits>
 
 #include "hwy/highway.h"
@@ -50,7 +51,18 @@ struct Float16 {
   using Element = hwy::float16_t;
   static HWY_INLINE Unit load(const hwy::float16_t* p) {
     const hn::Rebind<hwy::float16_t, Floats> half;
-    return {hn::PromoteTo(Floats(), hn::LoadU(half, p)), hn::PromoteTo(Floats(), hn::LoadU(half, p + kLanes))};
+    return {widen(hn::LoadU(half, p)), widen(hn::LoadU(half, p + kLanes))};
+  }
+  template <class Halves>
+  static HWY_INLINE Vec widen(Halves halves) {
+    const Vec value = hn::PromoteTo(Floats(), halves);
+#if HWY_TARGET == HWY_SSE4 || HWY_TARGET == HWY_SCALAR
+    // Highway's own conversion, where the processor has none, takes Inf and NaN for numbers from 65536.
+    const auto special = hn::Ge(hn::Abs(value), hn::Set(Floats(), 65536.0f));
+    return hn::IfThenElse(special, hn::Or(value, hn::Set(Floats(), std::numeric_limits<float>::infinity())), value);
+#else
+    return value;
+#endif
   }
   // Scalar: Highway's conversion is rounded to nearest even only where the processor has one.
   static HWY_INLINE void store(const Unit& unit, hwy::float16_t* p) {
