@@ -4,10 +4,10 @@
 # root of the source tree. usage: bench/gpu.sh FOLDER [STAGE...]
 # The folder gets STAGE.log and JSON lines. Stages, in this order by default:
 #
-#   check      golden cases in float16 and bfloat16, every kernel path and policy; the GPU tests that were carried along
+#   check      golden cases in float16 and bfloat16, every policy; the GPU tests that were carried along
 #   sanitize   compute-sanitizer's memcheck, racecheck and synccheck over small shapes
 #   table      the cases of bench/table.txt, and the peers of .ruler/peers.py where that folder is: h200-table.jsonl
-#   variants   the same cases with programmatic launch and on the portable path: h200-variants.jsonl
+#   variants   the same cases with programmatic launch: h200-variants.jsonl
 #   more       the cases of bench/gpu_more.txt, with peers: h200-more.jsonl
 #
 # Every stage runs even when one before it failed; the exit code says whether all went well. STAGE_SECONDS (480) ends a stage.
@@ -39,13 +39,14 @@ logged() {  # NAME COMMAND...
   return "$rc"
 }
 
+paths() { "$leanattn" info --json | python3 -c 'import json, sys; print(*json.load(sys.stdin)["cuda_paths"])'; }
+
 stage_check() {
   local rc=0 path test
   logged info "$leanattn" info || return
   logged check "$leanattn" check --backend cuda --dtype bf16 --dtype f16 || rc=1
   logged check-table "$leanattn" check --backend cuda --cases "$small" --dtype bf16 --dtype f16 || rc=1
-  for path in sm_90 portable; do
-    "$leanattn" info --json | grep -q "\"$path\"" || { echo "-- path $path: not on this GPU"; continue; }
+  for path in $(paths); do
     logged "check-$path" "$leanattn" check --backend cuda --cuda-path "$path" --dtype bf16 --policy lean --policy fa2 \
       --policy flashdecoding --policy flashdecoding:5 || rc=1
   done
@@ -62,7 +63,7 @@ stage_sanitize() {
   local tool rc=0
   command -v compute-sanitizer >/dev/null || { echo "-- no compute-sanitizer here"; return 1; }
   for tool in memcheck racecheck synccheck; do
-    for path in sm_90 portable; do
+    for path in $(paths); do
       logged "sanitize-$tool-$path" timeout 78 compute-sanitizer --tool "$tool" --error-exitcode 9 "$leanattn" check --backend cuda \
         --cuda-path "$path" --cases "$small" || rc=1
     done
@@ -83,10 +84,10 @@ peers() {  # CASES LINES
 
 timed() {  # NAME CASES
   local name=$1 cases=$2 rc=0
-  logged "$name: peers" peers "$cases" "$scratch/peers.jsonl" || rc=1
   "$leanattn" bench --backend cuda --json --cases "$cases" >"$scratch/leanattn.jsonl" 2>"$scratch/bench.log" || rc=1
   tail -n 2 "$scratch/bench.log"
   cat "$scratch/leanattn.jsonl" "$scratch/bench.log" >>"$out/$stage.log"
+  logged "$name: peers" peers "$cases" "$scratch/peers.jsonl" || rc=1
   python3 bench/gpu_table.py merge "$scratch/leanattn.jsonl" "$scratch/peers.jsonl" >"$out/$name.jsonl" || return
   python3 bench/gpu_table.py show --every-case "$out/$name.jsonl" | tee -a "$out/$stage.log"
   return "$rc"
@@ -98,7 +99,6 @@ stage_more() { timed h200-more bench/gpu_more.txt; }
 stage_variants() {
   local rc=0 lines=$out/h200-variants.jsonl
   "$leanattn" bench --backend cuda --json --pdl --cases bench/table.txt >"$lines" || rc=1
-  "$leanattn" bench --backend cuda --json --cuda-path portable --cases bench/table.txt >>"$lines" || rc=1
   python3 bench/gpu_table.py variants "$lines" "$out/h200-table.jsonl" | tee -a "$out/$stage.log"
   return "$rc"
 }
@@ -107,7 +107,7 @@ summary=() failed=0
 for stage in "${stages[@]}"; do
   declare -F "stage_$stage" >/dev/null || { echo "gpu.sh: stage '$stage': expected check, sanitize, table, variants or more" >&2; exit 2; }
 done
-export -f logged peers timed stage_check stage_sanitize stage_table stage_variants stage_more
+export -f logged paths peers timed stage_check stage_sanitize stage_table stage_variants stage_more
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 export out leanattn small scratch stage

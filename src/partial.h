@@ -69,8 +69,8 @@ LEANATTN_PARTIAL_HOST_DEVICE inline float merge_value(float factor, float base, 
   return factor == 0.0f ? base : base + factor * other;
 }
 
-// What a partial with maximum `max` counts on the base `base`, which is no smaller: e^(max − base), or 2^…; 0 for an empty one. Any number of
-// partials merge on their largest maximum as Σ weight·ℓ and Σ weight·Õ.
+// What a partial with maximum `max` counts on the base `base`, which is no smaller: e^(max − base), or 2^…; 0 for an empty one. Any
+// number of partials merge on their largest maximum as Σ weight·ℓ and Σ weight·Õ.
 template <LogUnit kUnit = LogUnit::kNatural>
 LEANATTN_PARTIAL_HOST_DEVICE inline float merge_weight(float max, float base) {
   if (max == kMinusInfinity) return 0.0f;

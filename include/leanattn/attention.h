@@ -59,8 +59,8 @@ LEANATTN_API void merge(const MergeProblem& problem);
 // Names of the instruction sets that the CPU backend can run here, fastest first, such as "AVX3", "AVX2"; "AVX3+AMX" with tile registers.
 LEANATTN_API std::vector<std::string> cpu_isas();
 
-// Names of the kernel paths that the CUDA backend can run on the current device, fastest first: "sm_90" with thread-block clusters,
-// "portable" for compute capability 8.0 and later. Empty without the backend or a device.
+// Names of the kernel paths that the CUDA backend can run on the current device, fastest first: "portable", for compute capability 8.0 and
+// later. Empty without the backend or a device.
 LEANATTN_API std::vector<std::string> cuda_paths();
 
 // "0.1.0".

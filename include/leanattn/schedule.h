@@ -220,7 +220,8 @@ LEANATTN_HOST_DEVICE inline int flashdecoding_splits(long long outputs, int work
 }
 
 // The cut of a line. lean: as many equal stretches as there are workers, fewer where min_stretch_units or max_output_stretches ask for it;
-// other policies: a stretch a unit, with runs as many equal stretches as there are workers. A line without outputs has no stretch; the functions below then have nothing to be asked.
+// other policies: a stretch a unit, with runs as many equal stretches as there are workers. A line without outputs has no
+// stretch; the functions below then have nothing to be asked.
 //
 // How equal lean stretches are: two stretches differ by at most one unit. In tiles, with c = max(chunk_tiles, 1), by at most 2c − 1 beyond
 // what their shares of the cost units differ by: a cut inside a chunk moves back by up to c − 1 tiles, at either end of a stretch.

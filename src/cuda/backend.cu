@@ -228,9 +228,7 @@ std::string device_name() {
 
 std::vector<std::string> paths() {
   if (!available()) return {};
-  std::vector<std::string> names(std::begin(kPaths), std::end(kPaths));
-  if (current_device().capability < 90) names.erase(names.begin());
-  return names;
+  return {std::begin(kPaths), std::end(kPaths)};
 }
 
 std::size_t workspace_bytes(const Problem& problem, const Options& options) {

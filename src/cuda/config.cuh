@@ -139,8 +139,8 @@ struct SegmentInfo {
 template <class C>
 struct Shared {
   alignas(128) std::uint16_t weights[C::kGroups][C::kPaddedRows * C::kTokens];  // P of a stage, swizzled
-  float warp_max[C::kGroups][kGroupWarps][C::kGroupRows];  // largest logit of each warp's tokens in a stage
-  float warp_sum[C::kGroups][kGroupWarps][C::kGroupRows];  // ℓ of each warp's tokens, at a segment's end
+  float warp_max[C::kGroups][kGroupWarps][C::kGroupRows];                       // largest logit of each warp's tokens in a stage
+  float warp_sum[C::kGroups][kGroupWarps][C::kGroupRows];                       // ℓ of each warp's tokens, at a segment's end
   Stage stages[kMaxStages];
   SegmentInfo segments[kMaxStages];
   std::uint64_t full[kMaxStages];   // producers → consumers: kProducerThreads copies landed, 1 stage record written

@@ -5,7 +5,8 @@
 //   shared    stages × [K, V] · stages × Q of a segment · Shared (config.cuh). 16-byte chunks, swizzled
 //   full      producers → consumers: its copies have landed and its record is written
 //   empty     consumer warps → producers: the stage is no longer read
-//   named     1 … groups: the warps of a group, for the largest logit, for P and for ℓ; 15: producers, while they find the stretch
+//   named     1 … groups: the warps of a group, for the largest logit, for P and for ℓ; 14: all, at the start; 15: producers, while they
+//             find the stretch
 //   bound     reading K and V once. `stages` stages are in flight, also across the borders of segments and while one is being finished
 #pragma once
 
@@ -96,13 +97,15 @@ __global__ void __launch_bounds__(C::kThreads, 1) decode_kernel(const __grid_con
   }
   ptx::let_next_kernel_start();
   ptx::wait_for_previous_kernel();
-  if (produces) find_stretch<C>(fixed_line<C>(p.line), stretch, threadIdx.x - C::kConsumers, shared);
-  __syncthreads();
-  if (threadIdx.x == 0) mark(p, Mark::kStretch);
   if (produces) {
-    Producer<C> producer(p, kv_head, stretch, threadIdx.x - C::kConsumers, stages_at, q_ring_at, shared);
+    const int tid = threadIdx.x - C::kConsumers;
+    Producer<C> producer(p, kv_head, stretch, tid, stages_at, q_ring_at, shared);
+    find_stretch<C>(fixed_line<C>(p.line), stretch, tid, shared);
+    ptx::named_barrier(kStartBarrier, C::kThreads);
     producer.run(shared.cursor, shared.cut);
   } else {
+    ptx::named_barrier(kStartBarrier, C::kThreads);
+    if (threadIdx.x == 0) mark(p, Mark::kStretch);
     consume<C>(p, stages_at, q_ring_at, shared);
   }
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The end of a segment. A whole output is divided by its ℓ and stored. A cut one is published as a partial, each warp its own dims; the last
-// warp to arrive merges the parts in tile order, whoever it is, and stores. Nobody waits. Outputs of many parts merge in two levels: groups of
-// neighbours first, then the groups.
+// The end of a segment. A whole output is divided by its ℓ and stored. A cut one is published as a partial, each warp its own dims; the
+// last warp to arrive merges the parts in tile order, whoever it is, and stores. Nobody waits. Outputs of many parts merge in two levels:
+// groups of neighbours first, then the groups.
 #pragma once
 
 #include "cuda/tile.cuh"
@@ -10,9 +10,8 @@
 
 namespace leanattn::cuda {
 
-// Parts that one arriver merges; above it groups of kGroupParts are merged first, so that neither level is long.
-constexpr int kMostParts = 16;
-constexpr int kGroupParts = 12;
+// Parts that one arriver merges. Where an output has more, groups of neighbours are merged first, so that neither level is long.
+__device__ __forceinline__ int parts_of_group(int parts) { return parts <= 16 ? parts : 12; }
 
 // Some rows of a lane, of the dims of its warp.
 template <class C, int kCount>
@@ -80,13 +79,17 @@ __device__ __forceinline__ void publish_rows(const Rows<C, kCount>& rows, int fi
   }
 }
 
-// Merges the rows first, first + 1 … of `count` slots in that order. The first lies at `begin`, the next ones `step` warps' places on, counted
-// from `next`. Several are fetched at once.
+// Merges the rows first, first + 1 … of `count` slots in that order. The first lies at `begin`, the next ones `step` warps' places on,
+// counted from `next`. Several are fetched at once.
 template <class C, int kCount>
 __device__ __forceinline__ Rows<C, kCount> merge_parts(int first, const SlotPlace& begin, const SlotPlace& next, int step, int count,
                                                        int lane) {
-  constexpr int kMostVectors = C::kThreads > 256 ? 8 : 16;  // of a batch: what registers allow
-  constexpr int kAtOnce = min_of(max_of(kMostVectors / (kCount * C::kRowVectors), 1), 8);
+#if __CUDA_ARCH__ >= 900
+  constexpr int kMostVectors = C::kLaneRows == 1 ? 32 : C::kThreads > 256 ? 8 : 16;  // of a batch: what registers allow
+#else
+  constexpr int kMostVectors = C::kThreads > 256 ? 8 : 16;
+#endif
+  constexpr int kAtOnce = min_of(max_of(kMostVectors / (kCount * C::kRowVectors), 1), 16);
   Rows<C, kCount> total = {};
   const float4* values_at = begin.values + first * C::kRowVectors * kWarp + lane;
   const float2* rows_at = begin.rows + group_row<C>(first, lane);
@@ -103,7 +106,7 @@ __device__ __forceinline__ Rows<C, kCount> merge_parts(int first, const SlotPlac
 #pragma unroll
         for (int j = 0; j < C::kRowVectors; ++j) values[k][i][j] = __ldcg(values_at + (i * C::kRowVectors + j) * kWarp);
         rows[k][i] = __ldcg(rows_at + group_row<C>(i, 0));
-        if (done + k >= count) rows[k][i] = make_float2(kMinusInfinity, 0.0f);  // an empty one changes nothing
+        if (done + k >= count) rows[k][i] = make_float2(kMinusInfinity, 0.0f);  // the last once more, but empty: it changes nothing
       }
       if (done + k + 1 < count) {
         values_at = next_values;
@@ -183,7 +186,7 @@ __device__ __forceinline__ void finish_segment(const RowState<C>& state, const R
   if (marks) mark(p, Mark::kPublished);
 
   const auto counter = [&](int level, long long slot) { return p.counters + (level * p.slots + slot) * kMaxConsumerWarps + consumer_warp; };
-  const int group_parts = info.parts <= kMostParts ? info.parts : kGroupParts;
+  const int group_parts = parts_of_group(info.parts);
   const int first_part = info.part / group_parts * group_parts;
   int count = min_of(group_parts, info.parts - first_part);
   const bool last_of_group = is_last_arriver(counter(0, slot_of_part(info, first_part)), count, lane);

@@ -8,7 +8,7 @@
 
 namespace leanattn::cuda {
 
-constexpr int kProducerBarrier = 15;
+constexpr int kProducerBarrier = 15, kStartBarrier = 14;
 
 // The line's cut and the cursor of this block's stretch, found by all producer threads together: each sums a run of seqs, and the one
 // whose run holds the stretch's first unit walks it. Both are left in shared memory. tid: 0 … kProducerThreads − 1.
@@ -95,22 +95,12 @@ __device__ __forceinline__ void copy_narrow(std::uint32_t to, const std::uint16_
   }
 }
 
-// Where the tokens of a seq lie, for one KV head.
+// Where the tokens of a seq lie, for one KV head and this thread's chunk of a row.
 struct KvBase {
   const std::uint16_t* k;
   const std::uint16_t* v;
   const int* pages;  // null when not paged
 };
-
-__device__ __forceinline__ KvBase kv_base(const Params& p, int seq, int kv_head) {
-  KvBase base;
-  const std::int64_t first = p.ragged ? p.line.cu_seqlens_kv[seq] : 0;
-  const std::int64_t outer = p.block_table == nullptr && !p.ragged ? seq : 0;
-  base.k = p.k.data + kv_head * p.k.head_stride + outer * p.k.outer_stride + first * p.k.token_stride;
-  base.v = p.v.data + kv_head * p.v.head_stride + outer * p.v.outer_stride + first * p.v.token_stride;
-  base.pages = p.block_table == nullptr ? nullptr : p.block_table + seq * p.block_table_stride;
-  return base;
-}
 
 // The producers' walk over a stretch.
 template <class C>
@@ -129,15 +119,18 @@ class Producer {
         general_(params.general),
         pass_token_(tid / C::kRowChunks),
         chunk_(tid % C::kRowChunks) {
+    head_base_ = {p_.k.data + head_ * p_.k.head_stride + chunk_ * 8, p_.v.data + head_ * p_.v.head_stride + chunk_ * 8, p_.block_table};
     for (int i = 0; i < C::kPassPlaces; ++i) place_[i] = ptx::kept(swizzled<C::kRowChunks>(i * C::kPassTokens + pass_token_, chunk_) * 16);
   }
 
   __device__ void run(Cursor cursor, const Cut& cut) {
     const Line line = fixed_line<C>(p_.line);
+    Line lean_line = line;  // a second time for the policy that everyone uses: half the instructions
+    lean_line.policy = Policy::kLean;
     Segment segment;
-    while (next_segment(line, cursor, segment)) {
+    while (line.policy == Policy::kLean ? next_segment(lean_line, cursor, segment) : next_segment(line, cursor, segment)) {
       locate(line, segment);
-      const KvBase base = kv_base(p_, segment.seq, kv_head_);
+      const KvBase base = kv_base(segment.seq);
       if (tid_ == 0 && round_ == 0 && slot_ == 0) mark(p_, Mark::kSegment);
       const int seen_by_all = segment.lens.kv_len - (p_.causal ? segment.lens.q_len - 1 : 0);
       const int first_token = seq_first_token(line, segment.lens), first_tile = first_token / kTile;
@@ -175,6 +168,25 @@ class Producer {
       kv_head_ = row_blocks == 1 ? segment.output : segment.output / row_blocks;
       row_block_ -= kv_head_ * row_blocks;
     }
+  }
+
+  __device__ __forceinline__ KvBase kv_base(int seq) const {
+    KvBase base = head_base_;
+    if (kv_head_ != head_) {
+      base.k += (kv_head_ - head_) * p_.k.head_stride;
+      base.v += (kv_head_ - head_) * p_.v.head_stride;
+    }
+    if (p_.block_table != nullptr) {
+      base.pages += seq * p_.block_table_stride;
+    } else if (p_.ragged) {
+      const std::int64_t first = p_.line.cu_seqlens_kv[seq];
+      base.k += first * p_.k.token_stride;
+      base.v += first * p_.v.token_stride;
+    } else {
+      base.k += seq * p_.k.outer_stride;
+      base.v += seq * p_.v.outer_stride;
+    }
+    return base;
   }
 
   // Q and what the consumers need to know of the segment: behind the first copies of K and V, which everything waits for.
@@ -228,6 +240,8 @@ class Producer {
         const int token = i * C::kPassTokens + pass_token_;
         page[i] = token < stage.tokens ? __ldg(base.pages + page_of(stage.token_begin + token)) : 0;
       }
+#pragma unroll
+      for (int i = 0; i < C::kPasses; ++i) page[i] = static_cast<int>(ptx::kept(static_cast<std::uint32_t>(page[i])));
     }
     wait_for_room();
     const std::uint32_t k_at = stages_at_ + slot_ * 2 * C::kStageBytes, v_at = k_at + C::kStageBytes;
@@ -257,7 +271,7 @@ class Producer {
   // K or V of a stage in 16-byte copies; tokens lie token_stride apart.
   __device__ __forceinline__ void load_rows(std::uint32_t to, const std::uint16_t* base, const KvRows& rows, const Stage& stage,
                                             int filled) const {
-    const std::uint16_t* from = base + chunk_ * 8 + (stage.token_begin + pass_token_) * rows.token_stride;
+    const std::uint16_t* from = base + (stage.token_begin + pass_token_) * rows.token_stride;
     const std::int64_t step = C::kPassTokens * rows.token_stride;
     if (stage.tokens == C::kTokens) {
 #pragma unroll
@@ -280,8 +294,8 @@ class Producer {
   // K and V where tokens lie in pages.
   __device__ __forceinline__ void load_pages(std::uint32_t k_at, std::uint32_t v_at, const KvBase& base, const Stage& stage, int filled,
                                              const int (&page)[C::kPasses]) const {
-    const auto* k = reinterpret_cast<const unsigned char*>(base.k + chunk_ * 8);
-    const auto* v = reinterpret_cast<const unsigned char*>(base.v + chunk_ * 8);
+    const auto* k = reinterpret_cast<const unsigned char*>(base.k);
+    const auto* v = reinterpret_cast<const unsigned char*>(base.v);
 #pragma unroll
     for (int i = 0; i < C::kPasses; ++i) {
       const int token = i * C::kPassTokens + pass_token_, of_seq = stage.token_begin + token;
@@ -294,12 +308,12 @@ class Producer {
 
   // K or V in any layout: narrow accesses, strides of any size.
   __device__ __forceinline__ void load_general(std::uint32_t to, const std::uint16_t* base, const KvRows& rows, const Stage& stage,
-                                              int filled, const int* pages) const {
+                                               int filled, const int* pages) const {
 #pragma unroll 1
     for (int index = tid_; index < filled * C::kRowChunks; index += kProducerThreads) {
       const int token = index / C::kRowChunks, chunk = index % C::kRowChunks;
       const bool read = token < stage.tokens;
-      const std::uint16_t* from = base + chunk * 8;
+      const std::uint16_t* from = base + (chunk - chunk_) * 8;
       if (read) {
         const int of_seq = stage.token_begin + token;
         const int slot = pages != nullptr ? page_of(of_seq) : 0;
@@ -345,9 +359,10 @@ class Producer {
   int segment_slot_ = 0;  // segments counted around the ring
   const std::uint32_t stages_at_, q_at_;
   const std::uint64_t policy_;
-  const bool general_;  // Params::general
+  const bool general_;            // Params::general
   const int pass_token_, chunk_;  // of this thread in a pass
   std::uint32_t place_[C::kPassPlaces];
+  KvBase head_base_;  // of seq 0 and head_
 };
 
 }  // namespace leanattn::cuda

@@ -30,9 +30,9 @@ struct Params {
   Line line;  // the schedule; its pointers are device pointers and tile_tokens is the kernel's
 
   bool general = false;  // a row of Q, K or V is aligned to less than 16 bytes, or a stride of K or V has more than 31 bits in bytes
-  RowView q;              // [total_q, q_heads, head_dim]
-  RowView o;              // [total_q, q_heads, head_dim]
-  KvRows k;               // see problem.h, KvLayout
+  RowView q;             // [total_q, q_heads, head_dim]
+  RowView o;             // [total_q, q_heads, head_dim]
+  KvRows k;              // see problem.h, KvLayout
   KvRows v;
   float* lse = nullptr;              // [total_q, q_heads], or null
   const int* block_table = nullptr;  // [batch, block_table_stride]; null when not paged

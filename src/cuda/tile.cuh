@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A tile against the rows of one group of four warps, in three steps: scores (Q·K, a slice of tokens a warp), weights (mask, online softmax,
-// P to shared memory), values (P·V, a slice of dims a warp). So no warp holds a part of another's sum and Õ is never merged inside a block.
+// A stage against the rows of one group of four warps, in three steps: scores (Q·K, a slice of tokens a warp), weights (mask, online
+// softmax, P to shared memory), values (P·V, a slice of dims a warp). So no warp holds a part of another's sum and Õ is never merged inside
+// a block.
 //
 // Fragments of mma m16n8k16: a lane holds rows lane/4 and lane/4 + 8 of a row tile, columns 2·(lane % 4) and the next one.
 #pragma once
@@ -54,9 +55,9 @@ struct Places {
 // What a consumer warp keeps of a segment.
 template <class C>
 struct RowState {
-  int limit[C::kLaneRows];  // tokens of the seq that the row sees
-  float max[C::kLaneRows];  // m over all tokens so far, log2 units
-  float sum[C::kLaneRows];  // ℓ over the lane's own tokens
+  int limit[C::kLaneRows];                      // tokens of the seq that the row sees
+  float max[C::kLaneRows];                      // m over all tokens so far, log2 units
+  float sum[C::kLaneRows];                      // ℓ over the lane's own tokens
   float values[C::kRowTiles][C::kDimSteps][4];  // Õ
   std::uint32_t q[C::kQInRegisters ? C::kHeadDim / 16 : 1][4];
 };
@@ -128,12 +129,12 @@ __device__ __forceinline__ void scores(float (&sums)[C::kRowTiles][2][4], const 
   }
 }
 
-// Online softmax of the warp's tokens, 16 of every 64: m and ℓ in state, P in shared memory. All warps of a group take the same m, the largest
-// logit so far; `shrink` is what Õ of before counts on it.
+// Online softmax of the warp's tokens, 16 of every 64: m and ℓ in state, P in shared memory. All warps of a group take the same m, the
+// largest logit so far; `shrink` is what Õ of before counts on it.
 template <class C>
 __device__ __forceinline__ void weights(float (&sums)[C::kParts][C::kRowTiles][2][4], float (&shrink)[C::kLaneRows], RowState<C>& state,
-                                        const Places<C>& places, const Stage& stage, const Params& p, Shared<C>& shared, int group, int warp,
-                                        int lane) {
+                                        const Places<C>& places, const Stage& stage, const Params& p, Shared<C>& shared, int group,
+                                        int warp, int lane) {
   using E = Element<typename C::T>;
   unsigned char* const p_at = reinterpret_cast<unsigned char*>(shared.weights[group]);
 #pragma unroll

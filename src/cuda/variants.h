@@ -12,8 +12,8 @@ constexpr int kHeadDims[] = {64, 96, 128, 256};
 // of the largest.
 constexpr int kRowBlocks[] = {8, 16, 32, 64};
 
-// Paths, fastest first. The portable one runs on compute capability 8.0 and later.
-constexpr const char* kPaths[] = {"sm_90", "portable"};
+// Kernel paths, fastest first, for compute capability 8.0 and later.
+constexpr const char* kPaths[] = {"portable"};
 
 constexpr bool is_head_dim(int head_dim) {
   for (const int known : kHeadDims) {
