@@ -75,7 +75,7 @@ stage_sanitize() {
 peers() {  # CASES LINES
   local ruler=.ruler wheels
   [[ -f $ruler/peers.py ]] || { echo "-- no $ruler/peers.py: floor and ours alone"; return 0; }
-  mapfile -t wheels < <(find .whl "$ruler" -name '*.whl' 2>/dev/null)
+  mapfile -t wheels < <(find .whl "$ruler" -type f -name '*.whl' 2>/dev/null)
   if ((${#wheels[@]})) && [[ ! -d /tmp/site ]]; then
     python3 -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --upgrade --target /tmp/site "${wheels[@]}" || return
   fi

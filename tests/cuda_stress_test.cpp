@@ -65,7 +65,7 @@ TEST_F(CudaCases, R4_MillionCallsBackToBackLong) {
   Endless endless("- 8 2 64 3000,1,0,200", {}, 0);
   for (int i = 0; i < graphs; ++i) {
     endless.graph->launch(endless.stream);
-    if (i % 100 == 99) endless.expect_same();
+    if (i % 100 == 99 && i + 1 < graphs) endless.expect_same();
   }
   endless.expect_same();
   std::printf("%d calls in %.1f s\n", graphs * 1000, std::chrono::duration<double>(Clock::now() - begin).count());
