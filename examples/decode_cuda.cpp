@@ -6,10 +6,10 @@
 
 template <class T>
 T* on_device(const std::vector<T>& host) {
-  T* device = nullptr;
+  void* device = nullptr;
   cudaMalloc(&device, host.size() * sizeof(T));
   cudaMemcpy(device, host.data(), host.size() * sizeof(T), cudaMemcpyHostToDevice);
-  return device;
+  return static_cast<T*>(device);
 }
 
 int main() {
