@@ -24,11 +24,12 @@ void initialize_workspace(const Options& options, std::span<std::byte> workspace
 }
 
 void decode(const Problem& problem, const Options& options, std::span<std::byte> workspace) {
-  check_workspace(workspace.data(), workspace.size(), workspace_bytes(problem, options));
   if (options.backend == Backend::kCuda) {
-    check_device_workspace(workspace.data());
+    validate(problem, options);
+    require_cuda(cuda::available(), cuda::why_absent);
     cuda::decode(problem, options, workspace);
   } else {
+    check_workspace(workspace.data(), workspace.size(), workspace_bytes(problem, options));
     cpu::decode(problem, options, workspace);
   }
 }

@@ -32,6 +32,7 @@ std::vector<std::string> paths();
 std::string device_name();  // "NVIDIA H200"; empty when not available
 std::size_t workspace_bytes(const Problem& problem, const Options& options);
 void initialize_workspace(const Options& options, std::span<std::byte> workspace);
+// Checks the workspace itself: its size comes out of the plan that the call makes anyway.
 void decode(const Problem& problem, const Options& options, std::span<std::byte> workspace);
 }  // namespace cuda
 

@@ -29,7 +29,7 @@ struct RowPartial {
 // How two rows merge: value = base + factor·other, where base is y when swapped and x otherwise.
 struct RowMerge {
   RowPartial row;
-  float factor = 0.0f;  // e^(m_other − m_base), or 2^…; 0 leaves the base as it is
+  float factor = 0.0f;  // e^(m_other − m_base); 0 leaves the base as it is
   bool swapped = false;
 };
 
@@ -77,14 +77,13 @@ LEANATTN_PARTIAL_HOST_DEVICE inline float merge_weight(float max, float base) {
   return kUnit == LogUnit::kLog2 ? exp_two(max - base) : exp_natural(max - base);
 }
 
-template <LogUnit kUnit = LogUnit::kNatural>
 LEANATTN_PARTIAL_HOST_DEVICE inline RowMerge merge_rows(const RowPartial& x, const RowPartial& y) {
   RowMerge merge;
   merge.swapped = y.max > x.max;
   // Member by member: a reference to either would put both in memory on a GPU.
   const RowPartial base{merge.swapped ? y.max : x.max, merge.swapped ? y.sum : x.sum};
   const RowPartial other{merge.swapped ? x.max : y.max, merge.swapped ? x.sum : y.sum};
-  merge.factor = merge_weight<kUnit>(other.max, base.max);
+  merge.factor = merge_weight(other.max, base.max);
   merge.row.max = other.max == 0.0f && base.max == 0.0f ? base.max + other.max : base.max;  // 0 and −0 tie: 0, whichever is the base
   merge.row.sum = merge_value(merge.factor, base.sum, other.sum);
   // A NaN must not be lost to a comparison that it fails or to a factor of 0.

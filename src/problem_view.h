@@ -66,6 +66,22 @@ inline int seq_first_token(const Problem& problem, int seq) {
   return first > 0 ? static_cast<int>(first) : 0;
 }
 
+// --- The line ---
+
+// What the problem says of its line; tiles, policy and workers are the backend's.
+inline Line problem_line(const Problem& problem) {
+  Line line;
+  line.num_seqs = problem.batch;
+  line.kv_lens = problem.kv_lens;
+  line.cu_seqlens_kv = problem.cu_seqlens_kv;
+  line.cu_seqlens_q = problem.cu_seqlens_q;
+  line.q_len = problem.q_len;
+  line.kv_heads = problem.kv_heads;
+  line.group = group(problem);
+  line.window_left = problem.window_left;
+  return line;
+}
+
 // --- Addresses, in elements ---
 
 // Row (seq, token, head) of Q or O.

@@ -57,16 +57,8 @@ int tile_heads(const Problem& problem, int tile_tokens, int heads) {
 std::int64_t max_tiles(const Problem& problem, int tile_tokens) { return (max_kv_len(problem) + tile_tokens - 1) / tile_tokens; }
 
 Line make_line(const Problem& problem, const Options& options, HeadOrder order, const Sizes& sizes) {
-  Line line;
-  line.num_seqs = problem.batch;
-  line.kv_lens = problem.kv_lens;
-  line.cu_seqlens_kv = problem.cu_seqlens_kv;
-  line.cu_seqlens_q = problem.cu_seqlens_q;
-  line.q_len = problem.q_len;
-  line.kv_heads = problem.kv_heads;
-  line.group = group(problem);
+  Line line = problem_line(problem);
   line.head_order = order;
-  line.window_left = problem.window_left;
   line.tile_tokens = sizes.tile_tokens;
   line.chunk_tiles = options.batch_invariant ? kChunkTokens / sizes.tile_tokens : 0;
   line.fragment_cost_tiles = kFragmentCostTiles;

@@ -6,7 +6,8 @@
 #include <algorithm>
 #include <bit>
 #include <cstdint>
-#include <numeric>
+#include <iterator>
+#include <string_view>
 
 #include "backend.h"
 #include "cuda/launch.h"
@@ -36,6 +37,12 @@ int attribute(cudaDeviceAttr which, int device) {
   return value;
 }
 
+cudaError_t count_devices(int& devices) {
+  const cudaError_t answer = cudaGetDeviceCount(&devices);
+  if (answer != cudaSuccess) cudaGetLastError();  // its own; a caller's is not touched
+  return answer;
+}
+
 Device current_device() {
   int id = 0;
   require(cudaGetDevice(&id), "cudaGetDevice");
@@ -62,13 +69,11 @@ constexpr int kBytesInFlight = 96 << 10;  // of K and V, a multiprocessor: less 
 Plan make_plan(const Problem& problem, const Options& options) {
   Plan plan;
   plan.device = current_device();
-  if (options.cuda_path != nullptr) {
-    const std::vector<std::string> known = paths();
-    if (std::find(known.begin(), known.end(), options.cuda_path) == known.end()) {
-      std::string names;
-      for (const std::string& name : known) names += (names.empty() ? "" : ", ") + name;
-      reject_cuda_path(options.cuda_path, names);
-    }
+  if (options.cuda_path != nullptr &&
+      std::find(std::begin(kPaths), std::end(kPaths), std::string_view(options.cuda_path)) == std::end(kPaths)) {
+    std::string names;
+    for (const char* name : kPaths) names += (names.empty() ? "" : ", ") + std::string(name);
+    reject_cuda_path(options.cuda_path, names);
   }
   const std::int64_t most_rows = static_cast<std::int64_t>(problem.q_len) * group(problem);
   plan.rows = row_block(problem.head_dim, static_cast<int>(std::min<std::int64_t>(most_rows, 1 << 20)));
@@ -81,13 +86,7 @@ Plan make_plan(const Problem& problem, const Options& options) {
 
   const int blocks = options.workers > 0 ? std::min(options.workers, plan.device.sms) : plan.device.sms;
   Line& line = plan.line;
-  line.num_seqs = problem.batch;
-  line.kv_lens = problem.kv_lens;
-  line.cu_seqlens_kv = problem.cu_seqlens_kv;
-  line.cu_seqlens_q = problem.cu_seqlens_q;
-  line.q_len = problem.q_len;
-  line.kv_heads = problem.kv_heads;
-  line.group = group(problem);
+  line = problem_line(problem);
   line.rows_per_block = plan.rows;
   line.tile_tokens = plan.kernel.tile_tokens;
   line.policy = options.policy;
@@ -120,6 +119,8 @@ struct Layout {
   std::size_t row_bytes = 0;
   std::size_t value_bytes = 0;
   std::size_t timeline_bytes = 0;
+
+  std::size_t bytes() const { return counter_bytes + row_bytes + value_bytes + timeline_bytes; }
 };
 
 Layout lay_out(const Plan& plan) {
@@ -202,17 +203,12 @@ Params make_params(const Problem& problem, const Plan& plan, std::byte* workspac
 
 bool available() {
   int devices = 0;
-  if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
-    cudaGetLastError();
-    return false;
-  }
-  return current_device().capability >= 80;
+  return count_devices(devices) == cudaSuccess && devices > 0 && current_device().capability >= 80;
 }
 
 std::string why_absent() {
   int devices = 0;
-  const cudaError_t answer = cudaGetDeviceCount(&devices);
-  cudaGetLastError();
+  const cudaError_t answer = count_devices(devices);
   if (answer != cudaSuccess) return std::string("no CUDA device: ") + cudaGetErrorString(answer);
   if (devices == 0) return "no CUDA device";
   const int capability = current_device().capability;
@@ -231,18 +227,17 @@ std::vector<std::string> paths() {
   return {std::begin(kPaths), std::end(kPaths)};
 }
 
-std::size_t workspace_bytes(const Problem& problem, const Options& options) {
-  const Layout layout = lay_out(make_plan(problem, options));
-  return layout.counter_bytes + layout.row_bytes + layout.value_bytes + layout.timeline_bytes;
-}
+std::size_t workspace_bytes(const Problem& problem, const Options& options) { return lay_out(make_plan(problem, options)).bytes(); }
 
 void initialize_workspace(const Options& options, std::span<std::byte> workspace) {
   require(cudaMemsetAsync(workspace.data(), 0, workspace.size(), static_cast<cudaStream_t>(options.stream)), "cudaMemsetAsync");
 }
 
 void decode(const Problem& problem, const Options& options, std::span<std::byte> workspace) {
-  if (problem.batch == 0 || problem.q_len == 0) return;
   const Plan plan = make_plan(problem, options);
+  check_workspace(workspace.data(), workspace.size(), lay_out(plan).bytes());
+  check_device_workspace(workspace.data());
+  if (problem.batch == 0 || problem.q_len == 0) return;
   Params params = make_params(problem, plan, workspace.data());
   require(cudaFuncSetAttribute(plan.kernel.function, cudaFuncAttributeMaxDynamicSharedMemorySize, plan.shared_bytes),
           "cudaFuncSetAttribute");

@@ -19,7 +19,6 @@ Kernel kernel_of() {
   kernel.threads = C::kThreads;
   kernel.tile_tokens = kTile;
   kernel.stage_tokens = C::kTokens;
-  kernel.consumer_warps = C::kConsumerWarps;
   kernel.slot_value_bytes = C::kConsumerWarps * C::kLaneRows * C::kRowVectors * kWarp * static_cast<int>(sizeof(float4));
   kernel.slot_row_bytes = C::kConsumerWarps * C::kGroupRows * static_cast<int>(sizeof(float2));
   kernel.fixed_shared_bytes = Shared<C>::bytes(0);

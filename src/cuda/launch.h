@@ -11,7 +11,6 @@ struct Kernel {
   int threads = 0;
   int tile_tokens = 0;
   int stage_tokens = 0;
-  int consumer_warps = 0;
   int slot_value_bytes = 0;  // of partial_values, a slot
   int slot_row_bytes = 0;    // of partial_rows, a slot
   int fixed_shared_bytes = 0;
