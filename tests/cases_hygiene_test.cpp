@@ -55,14 +55,7 @@ TEST(Cases, H3_LastPageTailAndForeignPages) {
   for (const char* line : {"- 8 2 64 13,29 page=4", "- 8 2 64 13,29 page=4 dtype=f32 interleaved=1", "- 8 2 64 13,29 page=4 dtype=f16"}) {
     CaseData data(parse_case(line));
     const Problem p = data.problem();
-    for (int token = 0; token < 29; ++token) {
-      for (int head = 0; head < p.kv_heads; ++head) {
-        for (int i = 0; i < p.head_dim; ++i) {
-          set_kv(p, p.k, 1, token, head, i, kNan);
-          set_kv(p, p.v, 1, token, head, i, kNan);
-        }
-      }
-    }
+    paint_seq(p, 1, kNan);
     Reference reference = compute_reference(p);
     std::fill(reference.row.begin() + p.q_heads, reference.row.end(), Reference::kNotComputed);
     for (const float colour : {kNan, kInfinity}) {

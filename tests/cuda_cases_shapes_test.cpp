@@ -125,20 +125,9 @@ TEST_F(CudaCases, N2_OneKeyDominatesAtTheVeryEnd) {
   for (const char* dtype : {"bf16", "f16"}) {
     CaseData data(parse_case(std::string("- 2 2 64 1500,257,64,2 dtype=") + dtype));
     const Problem p = data.problem();
-    for (int seq = 0; seq < p.batch; ++seq) {
-      const int last = seq_kv_len(p, seq) - 1;
-      for (int head = 0; head < 2; ++head) {
-        for (int i = 0; i < 64; ++i) {
-          set_kv(p, p.k, seq, last, head, i, 60.0f * load_as_float(p.q.data, p.q_dtype, q_row_offset(p, p.q, seq, 0, head) + i));
-        }
-      }
-    }
+    let_last_key_dominate(p);
     expect_right_on_device(p, compute_reference(p));
-    for (int seq = 0; seq < p.batch; ++seq) {
-      for (int head = 0; head < 2; ++head) {
-        for (int i = 0; i < 64; ++i) ASSERT_EQ(data.o_at(seq * 2 + head, i), get_kv(p, p.v, seq, seq_kv_len(p, seq) - 1, head, i));
-      }
-    }
+    ASSERT_NO_FATAL_FAILURE(expect_last_values(data));
   }
 }
 
@@ -146,13 +135,7 @@ TEST_F(CudaCases, N2_AllKeysEqual) {
   for (const char* dtype : {"bf16", "f16"}) {
     CaseData data(parse_case(std::string("- 6 2 64 1025,300,1 dtype=") + dtype));
     const Problem p = data.problem();
-    for (int seq = 0; seq < p.batch; ++seq) {
-      for (int token = 1; token < seq_kv_len(p, seq); ++token) {
-        for (int head = 0; head < 2; ++head) {
-          for (int i = 0; i < 64; ++i) set_kv(p, p.k, seq, token, head, i, get_kv(p, p.k, seq, 0, head, i));
-        }
-      }
-    }
+    make_keys_equal(p);
     expect_right_on_device(p, compute_reference(p));
   }
 }

@@ -230,6 +230,50 @@ inline float get_kv(const Problem& p, const KvView& view, int seq, std::int64_t 
   return load_as_float(view.data, p.kv_dtype, kv_row_offset(p, view, seq, token, head) + i);
 }
 
+// K and V of every token of a seq become `value`.
+inline void paint_seq(const Problem& p, int seq, float value) {
+  for (int token = 0; token < seq_kv_len(p, seq); ++token) {
+    for (int head = 0; head < p.kv_heads; ++head) {
+      for (int i = 0; i < p.head_dim; ++i) set_kv(p, p.k, seq, token, head, i, value);
+      for (int i = 0; i < head_dim_v(p); ++i) set_kv(p, p.v, seq, token, head, i, value);
+    }
+  }
+}
+
+// The last key of every seq becomes 60 times the query of its KV head's first row, so that nothing else counts; group 1, q_len 1.
+inline void let_last_key_dominate(const Problem& p) {
+  for (int seq = 0; seq < p.batch; ++seq) {
+    for (int head = 0; head < p.kv_heads; ++head) {
+      for (int i = 0; i < p.head_dim; ++i) {
+        const float q = load_as_float(p.q.data, p.q_dtype, q_row_offset(p, p.q, seq, 0, head) + i);
+        set_kv(p, p.k, seq, seq_kv_len(p, seq) - 1, head, i, 60.0f * q);
+      }
+    }
+  }
+}
+// Then O is V of the last token.
+inline void expect_last_values(const CaseData& data) {
+  const Problem p = data.problem();
+  for (int seq = 0; seq < p.batch; ++seq) {
+    for (int head = 0; head < p.kv_heads; ++head) {
+      for (int i = 0; i < head_dim_v(p); ++i) {
+        ASSERT_EQ(data.o_at(seq * p.q_heads + head, i), get_kv(p, p.v, seq, seq_kv_len(p, seq) - 1, head, i));
+      }
+    }
+  }
+}
+
+// Every key of a seq becomes its first.
+inline void make_keys_equal(const Problem& p) {
+  for (int seq = 0; seq < p.batch; ++seq) {
+    for (int token = 1; token < seq_kv_len(p, seq); ++token) {
+      for (int head = 0; head < p.kv_heads; ++head) {
+        for (int i = 0; i < p.head_dim; ++i) set_kv(p, p.k, seq, token, head, i, get_kv(p, p.k, seq, 0, head, i));
+      }
+    }
+  }
+}
+
 // All elements of K and V that no row may look at.
 class Poison {
  public:
