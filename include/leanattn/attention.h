@@ -27,7 +27,7 @@ namespace leanattn {
 LEANATTN_API std::size_t workspace_bytes(const Problem& problem, const Options& options = {});
 
 // Makes a workspace ready for its first call. CUDA: needed once for new or overwritten memory, queued on options.stream; every call leaves
-// the workspace ready for the next one, of any problem that it is large enough for. CPU: nothing to do.
+// the workspace ready for the next one on the same device, of any problem that it is large enough for. CPU: nothing to do.
 // Errors: kUnsupported, kInternal.
 LEANATTN_API void initialize_workspace(const Options& options, std::span<std::byte> workspace);
 

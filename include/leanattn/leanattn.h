@@ -154,7 +154,7 @@ typedef struct leanattn_options {
                                  CUDA: thread blocks, at most one a multiprocessor; 0: all */
   leanattn_executor executor;  /* CPU. run == NULL: the library's own threads; else workers must be given */
   const char* cpu_isa;         /* CPU: a name of leanattn_cpu_isa; NULL: the fastest */
-  void* stream;                /* CUDA: the cudaStream_t that the call is queued on; NULL: the default stream */
+  void* stream;                /* CUDA: the cudaStream_t of the current device; NULL: the default stream */
   int32_t programmatic_launch; /* CUDA, not 0: start while the kernel before it on the stream is ending */
   const char* cuda_path;       /* CUDA: a name of leanattn_cuda_path; NULL: the fastest */
 } leanattn_options;
@@ -205,7 +205,7 @@ LEANATTN_API leanattn_status leanattn_check_data(const leanattn_problem* problem
 LEANATTN_API leanattn_status leanattn_workspace_bytes(const leanattn_problem* problem, const leanattn_options* options, size_t* bytes);
 
 /* Makes a workspace ready for its first call. CUDA: needed once for new or overwritten device memory, queued on options->stream; every
-   call leaves it ready for the next. CPU: nothing to do. Errors: LEANATTN_UNSUPPORTED, LEANATTN_INTERNAL. */
+   call leaves it ready for the next on the same device. CPU: nothing to do. Errors: LEANATTN_UNSUPPORTED, LEANATTN_INTERNAL. */
 LEANATTN_API leanattn_status leanattn_initialize_workspace(const leanattn_options* options, void* workspace, size_t workspace_bytes);
 
 /* O and LSE of every row. workspace: not shared with a call that runs at the same time; may be NULL when 0 bytes are needed.

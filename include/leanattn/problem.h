@@ -88,8 +88,9 @@ struct Problem {
                                              // tokens; earlier tokens are always allowed. null: no tree. A bit above the
                                              // diagonal counts only with causal = false
 
-  // A NaN in Q, in a visible key or in a logit rule makes its row NaN, and so does a logit beyond float32's range. V must be finite, and
-  // small enough to be summed in float32, for every token that some row of its seq sees. AMX takes subnormal bfloat16 as zero.
+  // A NaN in Q, in a visible key or in a logit rule makes its row NaN, and so does a logit above float32's range (on CUDA in log2 units);
+  // one below it counts as masked. V must be finite, and small enough to be summed in float32, for every token that some row of its seq
+  // sees. AMX takes subnormal bfloat16 as zero.
   // Logits: s = softcap·tanh(scale·q·k / softcap) − alibi_slope·|position − t|, then the sink joins the denominator.
   float scale = 0.0f;                    // 0 means 1/sqrt(head_dim)
   float softcap = 0.0f;                  // 0: off (Gemma 2)
@@ -139,10 +140,10 @@ struct Options {
                                             // CUDA: thread blocks, at most one a multiprocessor, so that the others stay free; 0: all
   Executor executor{};                      // CPU. run == null: the library's own threads
   const char* cpu_isa = nullptr;            // CPU: a name of cpu_isas(); null: the fastest. For tests and comparisons
-  void* stream = nullptr;                   // CUDA: the cudaStream_t that the call is queued on; null: the default stream
-  bool programmatic_launch = false;         // CUDA: start while the kernel before it on the stream is ending (programmatic dependent
-                                            // launch, compute capability 9.0); that kernel's writes are waited for before any read
-  const char* cuda_path = nullptr;          // CUDA: a name of cuda_paths(); null: the fastest. For tests and comparisons
+  void* stream = nullptr;            // CUDA: the cudaStream_t of the current device that the call is queued on; null: the default one
+  bool programmatic_launch = false;  // CUDA: start while the kernel before it on the stream is ending (programmatic dependent
+                                     // launch, compute capability 9.0); that kernel's writes are waited for before any read
+  const char* cuda_path = nullptr;   // CUDA: a name of cuda_paths(); null: the fastest. For tests and comparisons
 };
 
 // Throws Error for every shape, stride, pointer or option that is malformed (kInvalidArgument) or that no backend of this version runs

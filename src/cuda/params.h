@@ -48,14 +48,14 @@ struct Params {
   float scale_log2 = 0.0f;  // scale·log2(e): logits in units of log2
   float lse_factor = 1.0f;  // LSE in the caller's base ÷ LSE in base 2
 
-  int stages = 2;  // tiles in flight
+  int stages = 2;  // in flight
 
   // Workspace. A slot is the partial of one cut segment: two a stretch (partial_slot), of one line after the other where KV heads lie side
   // by side. Within a slot each consumer warp has its own dims.
   int slots = 0;                      // 2 × the most stretches on this device
   float4* partial_values = nullptr;   // [slots, consumer warps, registers ÷ 4, 32 lanes]: Õ as the fragments lie
   float2* partial_rows = nullptr;     // [slots, consumer warps, rows of the warp]: (m in log2 units, ℓ)
-  std::uint64_t* timeline = nullptr;  // [grid, marks] nanoseconds (timeline.cuh); null unless built for it
+  std::uint64_t* timeline = nullptr;  // [grid, marks] nanoseconds (timeline.cuh); used in a build for it only
   std::uint32_t* counters = nullptr;  // [2 levels, slots, kMaxConsumerWarps] arrivals, 0 between calls
 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// When a block came to which point, for a build with LEANATTN_TIMELINE; otherwise nothing. Written behind the workspace's own bytes.
+// When a block came to which point, for a build with LEANATTN_TIMELINE; otherwise nothing. The workspace ends in it and is so much larger.
 #pragma once
 
 #include "cuda/params.h"
