@@ -2,39 +2,14 @@
 """The C interface (include/leanattn/leanattn.h) and the command line's read floor (tools/floor.h), called on tensors without a copy."""
 
 import ctypes
-from ctypes import POINTER, Structure, byref, c_char_p, c_double, c_float, c_int32, c_int64, c_size_t, c_uint64, c_void_p
+from ctypes import POINTER, byref, c_char_p, c_double, c_int32, c_int64, c_size_t, c_void_p
 
 import torch
 
+from leanattn_structs import Options, Problem, View
+
 DTYPE_CODES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 KV_BATCHED, KV_PAGED = 0, 2
-
-
-class View(Structure):
-    """leanattn_kv_view, leanattn_q_view and leanattn_o_view: strides in elements."""
-
-    _fields_ = [("data", c_void_p), ("outer_stride", c_int64), ("token_stride", c_int64), ("head_stride", c_int64)]
-
-
-class Problem(Structure):
-    _fields_ = [
-        ("struct_size", c_size_t),
-        *[(name, c_int32) for name in ("batch", "q_heads", "kv_heads", "head_dim", "head_dim_v", "q_len", "q_dtype", "kv_dtype")],
-        *[(name, View) for name in ("q", "o", "k", "v")],
-        ("lse", POINTER(c_float)), ("cu_seqlens_q", c_void_p), ("kv_lens", c_void_p),
-        ("kv_layout", c_int32), ("kv_capacity", c_int64), ("cu_seqlens_kv", c_void_p),
-        ("page_size", c_int32), ("num_pages", c_int32), ("max_pages", c_int32), ("block_table", c_void_p), ("block_table_stride", c_int64),
-        ("causal", c_int32), ("window_left", c_int32), ("tree_mask", POINTER(c_uint64)),
-        ("scale", c_float), ("softcap", c_float), ("alibi_slopes", c_void_p), ("sinks", c_void_p), ("lse_base", c_int32),
-    ]
-
-
-class Options(Structure):
-    _fields_ = [
-        ("struct_size", c_size_t),
-        *[(name, c_int32) for name in ("backend", "policy", "splits", "head_order", "batch_invariant", "workers")],
-        ("executor_run", c_void_p), ("executor_context", c_void_p), ("cpu_isa", c_char_p),
-    ]
 
 
 class Library:
@@ -61,7 +36,7 @@ class Decode:
     """Calls leanattn_decode on the index-th set of a pool."""
 
     def __init__(self, library, case, inputs, pool, threads):
-        self.library, self.inputs, self.pool = library, inputs, pool
+        self.api, self.inputs, self.pool = library, inputs, pool
         self.o = torch.empty_like(inputs.q)
         heads, d = case.kv_heads, case.head_dim
         p = self.problem = Problem()
@@ -99,14 +74,14 @@ class Decode:
 
     def __call__(self, index):
         self.problem.k, self.problem.v = self.views[index % len(self.views)]
-        self.library.check(self.library.c.leanattn_decode(self.problem_ref, self.options_ref, self.workspace_at, self.workspace_bytes))
+        self.api.check(self.api.c.leanattn_decode(self.problem_ref, self.options_ref, self.workspace_at, self.workspace_bytes))
 
 
 class Floor:
     """Reads as many bytes as the case must, on one of the pool's sets, in the way found fastest here for this case and thread count."""
 
     def __init__(self, library, case, pool, threads, seconds):
-        self.library = library
+        self.api = library
         sets = pool.sets(case)
         parts = [part.data_ptr() for index in range(sets) for part in pool.kv(case, index)]
         sizes = [case.kv_bytes // 2] * len(parts)
@@ -115,7 +90,7 @@ class Floor:
             (c_void_p * len(parts))(*parts), (c_int64 * len(parts))(*sizes), sets, 2, threads, seconds)
 
     def __call__(self, index):
-        self.library.floor.leanattn_floor_read(self.floor, index % self.sets)
+        self.api.floor.leanattn_floor_read(self.floor, index % self.sets)
 
     def __del__(self):
-        self.library.floor.leanattn_floor_free(self.floor)
+        self.api.floor.leanattn_floor_free(self.floor)
