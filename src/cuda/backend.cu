@@ -4,13 +4,17 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cstdint>
 #include <iterator>
+#include <mutex>
 #include <string_view>
+#include <vector>
 
 #include "backend.h"
 #include "cuda/launch.h"
+#include "cuda/own_cut.h"
 #include "cuda/timeline.cuh"
 #include "cuda/variants.h"
 #include "numeric.h"
@@ -26,6 +30,7 @@ void require(cudaError_t answer, const char* what) {
 }
 
 struct Device {
+  int id = 0;
   int sms = 0;
   int capability = 0;  // 90 for 9.0
   int most_shared_bytes = 0;
@@ -47,6 +52,7 @@ Device current_device() {
   int id = 0;
   require(cudaGetDevice(&id), "cudaGetDevice");
   Device device;
+  device.id = id;
   device.sms = attribute(cudaDevAttrMultiProcessorCount, id);
   device.capability = attribute(cudaDevAttrComputeCapabilityMajor, id) * 10 + attribute(cudaDevAttrComputeCapabilityMinor, id);
   device.most_shared_bytes = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, id);
@@ -59,12 +65,99 @@ struct Plan {
   Kernel kernel;
   Line line;
   int rows = 0;
-  int grid = 0;
+  dim3 grid{};
   int stages = 0;
   int shared_bytes = 0;
 };
 
 constexpr int kBytesInFlight = 96 << 10;  // of K and V, a multiprocessor: less is slower, and so is much more
+
+bool is_portable(const Options& options) { return options.cuda_path != nullptr && std::string_view(options.cuda_path) == kPortable; }
+
+// Vectors of a partial that each block of a cluster merges, but for the last: whole rows of four lanes.
+int slice_vectors(const Kernel& kernel, int cluster) { return (kernel.slot_value_bytes / 64 + cluster - 1) / cluster * 4; }
+
+// Shared memory for what the blocks of a cluster push to each other (cluster.cuh, Exchange).
+int exchange_bytes(const Kernel& kernel, int cluster) { return cluster * (slice_vectors(kernel, cluster) * 16 + kernel.rows * 8); }
+
+cudaLaunchConfig_t launch_config(const Plan& plan, cudaStream_t stream) {
+  cudaLaunchConfig_t config{};
+  config.gridDim = plan.grid;
+  config.blockDim = dim3(static_cast<unsigned>(plan.kernel.threads));
+  config.dynamicSmemBytes = static_cast<std::size_t>(plan.shared_bytes);
+  config.stream = stream;
+  return config;
+}
+
+void allow_shared_memory(const Plan& plan) {
+  require(cudaFuncSetAttribute(plan.kernel.function, cudaFuncAttributeMaxDynamicSharedMemorySize, plan.shared_bytes),
+          "cudaFuncSetAttribute");
+}
+
+cudaLaunchAttribute cluster_attribute(int blocks) {
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim.x = static_cast<unsigned>(blocks);
+  attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
+  return attribute;
+}
+
+// Clusters of each size that the device holds at once, asked for once a kernel and device.
+std::array<int, kMaxCluster + 1> resident_clusters(Plan plan) {
+  struct Known {
+    int device;
+    const void* function;
+    int shared_bytes;
+    std::array<int, kMaxCluster + 1> clusters;
+  };
+  static std::mutex mutex;
+  static std::vector<Known> known;
+  const std::lock_guard lock(mutex);
+  for (const Known& one : known) {
+    if (one.device == plan.device.id && one.function == plan.kernel.function && one.shared_bytes == plan.shared_bytes) return one.clusters;
+  }
+  std::array<int, kMaxCluster + 1> clusters{};
+  require(cudaFuncSetAttribute(plan.kernel.function, cudaFuncAttributeNonPortableClusterSizeAllowed, 1), "cudaFuncSetAttribute");
+  const int bytes = plan.shared_bytes;
+  for (int blocks = 2; blocks <= kMaxCluster; ++blocks) {
+    plan.shared_bytes = bytes + exchange_bytes(plan.kernel, blocks);
+    if (plan.shared_bytes > plan.device.most_shared_bytes) break;
+    plan.grid = dim3(static_cast<unsigned>(blocks));
+    allow_shared_memory(plan);
+    cudaLaunchConfig_t config = launch_config(plan, nullptr);
+    cudaLaunchAttribute attribute = cluster_attribute(blocks);
+    config.attrs = &attribute;
+    config.numAttrs = 1;
+    if (cudaOccupancyMaxActiveClusters(&clusters[blocks], plan.kernel.function, &config) != cudaSuccess) {
+      cudaGetLastError();
+      clusters[blocks] = 0;  // the device has none so large
+    }
+  }
+  known.push_back({plan.device.id, plan.kernel.function, bytes, clusters});
+  return clusters;
+}
+
+// Gives the outputs stretches of their own where that promises to be faster (own_cut.h). plan.line holds the cut across outputs, which
+// stays the kernel's choice for lengths that differ much.
+void own_stretches(const Problem& problem, std::int64_t most_tiles, bool in_clusters, Plan& plan) {
+  Line& line = plan.line;
+  Work work;
+  work.outputs = static_cast<std::int64_t>(problem.batch) * problem.kv_heads;
+  work.tiles = most_tiles;
+  work.tile_bytes = static_cast<std::int64_t>(plan.kernel.tile_tokens) * problem.head_dim * 4;
+  work.blocks = plan.device.sms;
+  if (work.outputs == 0 || work.outputs > work.blocks) return;
+  if (in_clusters) work.clusters = resident_clusters(plan);
+  const OwnCut cut = own_cut(work);
+  if (cut.stretches == 0) return;
+  line.output_stretches = cut.stretches;
+  line.cluster_stretches = cut.cluster;
+  line.join_cost_grains = kJoinCostTiles;
+  plan.grid = dim3(static_cast<unsigned>(cut.stretches), static_cast<unsigned>(problem.kv_heads), static_cast<unsigned>(problem.batch));
+  const int blocks = cut.stretches * static_cast<int>(work.outputs);
+  line.workers = line.head_order == HeadOrder::kBeside ? blocks / problem.kv_heads : blocks;
+  if (cut.cluster > 1) plan.shared_bytes += exchange_bytes(plan.kernel, cut.cluster);
+}
 
 Plan make_plan(const Problem& problem, const Options& options) {
   Plan plan;
@@ -102,9 +195,11 @@ Plan make_plan(const Problem& problem, const Options& options) {
   }
   const bool beside = line.head_order == HeadOrder::kBeside;
   line.workers = beside ? blocks / lines : blocks;
-  plan.grid = beside ? line.workers * lines : line.workers;
-
+  plan.grid = dim3(static_cast<unsigned>(beside ? line.workers * lines : line.workers));
   const std::int64_t most_tiles = std::max<std::int64_t>((max_kv_len(problem) + line.tile_tokens - 1) / line.tile_tokens, 1);
+  if (options.policy == Policy::kLean && options.workers == 0 && problem.cu_seqlens_q == nullptr && most_rows <= plan.rows) {
+    own_stretches(problem, most_tiles, plan.device.capability >= 90 && !is_portable(options), plan);
+  }
   if (options.policy == Policy::kFlashDecoding) {
     const std::int64_t row_blocks = (most_rows + plan.rows - 1) / plan.rows;
     const std::int64_t outputs = std::max<std::int64_t>(row_blocks * problem.batch * problem.kv_heads, 1);
@@ -142,6 +237,15 @@ int access_bytes(const void* data, std::initializer_list<std::int64_t> strides) 
   return static_cast<int>(all & (~all + 1));
 }
 
+// 2^log2 ≥ divisor, so the factor has 32 bits and is rounded up by less than 31 bits can tell.
+Quotient quotient(int divisor) {
+  const int log2 = std::bit_width(static_cast<unsigned>(divisor) - 1u);
+  Quotient by;
+  by.shift = 31 + log2;
+  by.factor = static_cast<std::uint32_t>((1ull << by.shift) / static_cast<unsigned>(divisor) + 1);
+  return by;
+}
+
 template <class View>
 RowView row_view(const View& view, bool packed) {
   RowView rows;
@@ -177,10 +281,7 @@ Params make_params(const Problem& problem, const Plan& plan, std::byte* workspac
     p.block_table = problem.block_table;
     p.block_table_stride = block_table_stride(problem);
     p.page_size = problem.page_size;
-    // 2^log2 ≥ page_size, so the factor has 32 bits and is rounded up by less than 2^31 tokens can tell (Granlund & Montgomery, 1994).
-    const int log2 = std::bit_width(static_cast<unsigned>(p.page_size) - 1u);
-    p.page_shift = 31 + log2;
-    p.page_factor = static_cast<std::uint32_t>((1ull << p.page_shift) / static_cast<unsigned>(p.page_size) + 1);
+    p.page = quotient(p.page_size);
   }
   const auto is_long = [&](const KvRows& rows) { return rows.token_stride >= 1 << 30 || (p.block_table && rows.outer_stride >= 1 << 30); };
   p.general = std::min({p.q.access_bytes, p.k.access_bytes, p.v.access_bytes}) < 16 || is_long(p.k) || is_long(p.v);
@@ -190,6 +291,12 @@ Params make_params(const Problem& problem, const Plan& plan, std::byte* workspac
   p.scale_log2 = scale(problem) * kLog2E;
   p.lse_factor = problem.lse_base == LseBase::kTwo ? 1.0f : kLn2;
   p.stages = plan.stages;
+  if (p.line.output_stretches > 0) {
+    p.of_all = quotient(p.line.output_stretches);
+    p.of_cluster = quotient(p.line.cluster_stretches);
+    p.cluster_slice = slice_vectors(plan.kernel, p.line.cluster_stretches);
+    p.of_slice = quotient(p.cluster_slice);
+  }
   const Layout layout = lay_out(plan);
   p.slots = 2 * plan.device.sms;
   p.counters = reinterpret_cast<std::uint32_t*>(workspace);
@@ -239,20 +346,15 @@ void decode(const Problem& problem, const Options& options, std::span<std::byte>
   check_device_workspace(workspace.data());
   if (problem.batch == 0 || problem.q_len == 0) return;
   Params params = make_params(problem, plan, workspace.data());
-  require(cudaFuncSetAttribute(plan.kernel.function, cudaFuncAttributeMaxDynamicSharedMemorySize, plan.shared_bytes),
-          "cudaFuncSetAttribute");
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(plan.grid));
-  config.blockDim = dim3(static_cast<unsigned>(plan.kernel.threads));
-  config.dynamicSmemBytes = static_cast<std::size_t>(plan.shared_bytes);
-  config.stream = static_cast<cudaStream_t>(options.stream);
-  cudaLaunchAttribute attributes[1];
+  allow_shared_memory(plan);
+  cudaLaunchConfig_t config = launch_config(plan, static_cast<cudaStream_t>(options.stream));
+  cudaLaunchAttribute attributes[2];
+  config.attrs = attributes;
   if (options.programmatic_launch && plan.device.capability >= 90) {
-    attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[0].val.programmaticStreamSerializationAllowed = 1;
-    config.attrs = attributes;
-    config.numAttrs = 1;
+    attributes[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[config.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
   }
+  if (plan.line.cluster_stretches > 1) attributes[config.numAttrs++] = cluster_attribute(plan.line.cluster_stretches);
   void* arguments[] = {&params};
   require(cudaLaunchKernelExC(&config, plan.kernel.function, arguments), "cudaLaunchKernelExC");
 }

@@ -75,9 +75,10 @@ struct Config {
   static constexpr int kDimSteps = kWarpDims / 8;
   static constexpr bool kQInRegisters = kRowTiles == 1 && kHeadDim <= 128;
 
-  static constexpr int kLaneRows = kRowTiles * kHalves;     // rows of which a lane holds values
-  static constexpr int kRowValues = kDimSteps * 2;          // of Õ that it holds of each
-  static constexpr int kRowVectors = (kRowValues + 3) / 4;  // the same as float4, padded
+  static constexpr int kLaneRows = kRowTiles * kHalves;                              // rows of which a lane holds values
+  static constexpr int kRowValues = kDimSteps * 2;                                   // of Õ that it holds of each
+  static constexpr int kRowVectors = (kRowValues + 3) / 4;                           // the same as float4, padded
+  static constexpr int kVectors = kConsumerWarps * kLaneRows * kRowVectors * kWarp;  // float4 of a block's partial
 
   static constexpr int kRowBytes = kHeadDim * 2;
   static constexpr int kRowChunks = kRowBytes / 16;
@@ -94,6 +95,9 @@ struct Config {
   static_assert(kPassTokens * kRowChunks <= kProducerThreads && kTokens % kPassTokens == 0, "a pass is whole rows, a stage whole passes");
   static_assert(kConsumerWarps <= kMaxConsumerWarps, "counters have room for every consumer warp");
 };
+
+// Of this block, in a grid of any shape.
+__device__ __forceinline__ int block_index() { return blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z); }
 
 // Element of (seq, token 0, q_head 0) in Q or O.
 __device__ __forceinline__ std::int64_t first_row_of(const RowView& view, const Line& line, int seq) {
@@ -133,6 +137,7 @@ struct SegmentInfo {
   int parts;          // segments of the output; 1: whole
   int part;           // of those, this one
   int first_stretch;  // that holds part 0, counted over the lines of all KV heads
+  bool of_cluster;    // a part is what a cluster merges; first_stretch is the output's first block, then
 };
 
 // Dynamic shared memory, in this order: K and V stages, Q of each stage's segment, then this.
@@ -145,7 +150,8 @@ struct Shared {
   SegmentInfo segments[kMaxStages];
   std::uint64_t full[kMaxStages];   // producers → consumers: kProducerThreads copies landed, 1 stage record written
   std::uint64_t empty[kMaxStages];  // consumer warps → producers
-  long long scan_units[kProducerThreads];
+  std::uint64_t received;           // cluster → consumers: the parts of this block's slice are here (cluster.cuh)
+  long long scan_units[kProducerThreads / kWarp];
   long long scan_longest[kProducerThreads / kWarp];
   Cursor cursor;
   Cut cut;

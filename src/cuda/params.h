@@ -26,6 +26,16 @@ struct KvRows {
   int access_bytes = 16;
 };
 
+// x ÷ a divisor that a launch fixes is x·factor >> shift for 0 ≤ x < 2^31 (Granlund & Montgomery, 1994).
+struct Quotient {
+  std::uint32_t factor = 0;
+  int shift = 0;
+
+  LEANATTN_HOST_DEVICE int of(int x) const {
+    return static_cast<int>(static_cast<std::uint64_t>(static_cast<std::uint32_t>(x)) * factor >> shift);
+  }
+};
+
 struct Params {
   Line line;  // the schedule; its pointers are device pointers and tile_tokens is the kernel's
 
@@ -38,8 +48,7 @@ struct Params {
   const int* block_table = nullptr;  // [batch, block_table_stride]; null when not paged
   std::int64_t block_table_stride = 0;
   int page_size = 0;
-  std::uint32_t page_factor = 0;  // token ÷ page_size = token·page_factor >> page_shift, for every token
-  int page_shift = 0;
+  Quotient page{};      // token ÷ page_size
   bool ragged = false;  // K and V of a seq start at line.cu_seqlens_kv
 
   int kv_heads = 1;
@@ -49,6 +58,13 @@ struct Params {
   float lse_factor = 1.0f;  // LSE in the caller's base ÷ LSE in base 2
 
   int stages = 2;  // in flight
+
+  // Where line.output_stretches is set, the grid is [batch, KV heads, output_stretches], an output is one row block, and clusters of
+  // line.cluster_stretches blocks along the last axis merge their parts of an output in shared memory.
+  Quotient of_all{};      // tiles ÷ line.output_stretches
+  Quotient of_cluster{};  // tiles ÷ line.cluster_stretches
+  int cluster_slice = 0;  // vectors of a partial that a block of a cluster merges (cluster.cuh)
+  Quotient of_slice{};    // vector ÷ cluster_slice
 
   // Workspace. A slot is the partial of one cut segment: two a stretch (partial_slot), of one line after the other where KV heads lie side
   // by side. Within a slot each consumer warp has its own dims.

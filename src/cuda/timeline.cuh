@@ -2,8 +2,7 @@
 // When a block came to which point, for a build with LEANATTN_TIMELINE; otherwise nothing. The workspace ends in it and is so much larger.
 #pragma once
 
-#include "cuda/params.h"
-#include "cuda/ptx.cuh"
+#include "cuda/config.cuh"
 
 namespace leanattn::cuda {
 
@@ -24,7 +23,7 @@ constexpr int kMarks = 11;
 
 __device__ __forceinline__ void mark([[maybe_unused]] const Params& p, [[maybe_unused]] Mark which) {
 #if defined(LEANATTN_TIMELINE)
-  p.timeline[blockIdx.x * kMarks + static_cast<int>(which)] = ptx::nanoseconds();
+  p.timeline[block_index() * kMarks + static_cast<int>(which)] = ptx::nanoseconds();
 #endif
 }
 
