@@ -96,6 +96,38 @@ TEST_F(CudaCases, S9_OneOfAMillionAmongShortLong) {
   }
 }
 
+// The longest context there is, 2^31 − 1 tokens, over one page again and again: the last tile ends behind what an int counts. Every logit
+// is 0 and every V a power of two, so that all sums are exact.
+TEST_F(CudaCases, S9_LongestContextLong) {
+  constexpr std::int32_t kLen = std::numeric_limits<std::int32_t>::max(), kPage = 4096;
+  for (const char* shape : {"1 8 1 128 ", "1 8 1 64 "}) {
+    CaseData data(parse_case(shape + std::to_string(kPage) + " layout=paged page=" + std::to_string(kPage)));
+    Problem host = data.problem();
+    for (int token = 0; token < kPage; ++token) {
+      for (int i = 0; i < host.head_dim; ++i) {
+        set_kv(host, host.k, 0, token, 0, i, 0.0f);
+        set_kv(host, host.v, 0, token, 0, i, std::exp2(static_cast<float>(i % 5 - 2)));
+      }
+    }
+    const std::vector<std::int32_t> table(std::size_t{kLen} / kPage + 1, host.block_table[0]);
+    host.kv_lens = &kLen;
+    host.block_table = table.data();
+    host.max_pages = static_cast<std::int32_t>(table.size());
+    host.block_table_stride = 0;
+    DeviceProblem device(host);
+    for (std::size_t path = 0; path < device_paths().size(); ++path) {
+      for (const DeviceWay& way : {DeviceWay{Policy::kLean, 0, 0}, DeviceWay{Policy::kFlashDecoding, 0, 0}}) {
+        const Options options = device_options(way, path);
+        EXPECT_EQ(decode_on_device(device, options), "") << device_text_of(options);
+        for (int row = 0; row < host.q_heads; ++row) {
+          for (int i = 0; i < host.head_dim; ++i) ASSERT_EQ(data.o_at(row, i), std::exp2(static_cast<float>(i % 5 - 2))) << "dim " << i;
+          EXPECT_NEAR(data.lse_at(row), std::log(double{kLen}), 1e-5) << shape << device_text_of(options);
+        }
+      }
+    }
+  }
+}
+
 // --- Numerics ---
 
 TEST_F(CudaCases, N1_MergedShardsAreTheSinglePass) {

@@ -106,7 +106,8 @@ class Producer {
       const int seen_by_all = segment.lens.kv_len - (p_.causal ? segment.lens.q_len - 1 : 0);
       const int first_token = seq_first_token(line, segment.lens), first_tile = first_token / kTile;
       const int begin = max_of((first_tile + segment.tile_begin) * kTile, first_token);
-      const int end = min_of((first_tile + segment.tile_end) * kTile, segment.lens.kv_len);
+      // The last tile may end behind what an int counts.
+      const int end = ends_output(segment) ? segment.lens.kv_len : (first_tile + segment.tile_end) * kTile;
       Stage stage;
       stage.token_begin = begin;
       do {  // once for an empty seq
