@@ -221,7 +221,9 @@ __device__ __forceinline__ void finish_segment(const RowState<C>& state, const R
     __syncwarp();
 #pragma unroll 1
     for (int first = 0; first < C::kLaneRows; first += kCount) {
-      publish_rows(merge_parts<C, kCount>(first, begin, next, step, count, lane), first, begin, lane);
+      const Rows<C, kCount> merged = merge_parts<C, kCount>(first, begin, next, step, count, lane);
+      __syncwarp();  // lanes share (m, ℓ) of the slot that is overwritten
+      publish_rows(merged, first, begin, lane);
     }
     count = (info.parts + group_parts - 1) / group_parts;
     if (!is_last_arriver(counter(1, slot_of_part(info, 0)), count, lane)) return;
