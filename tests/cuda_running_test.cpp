@@ -5,6 +5,7 @@
 
 #include "cuda_decoding.h"
 #include "cuda_graph.h"
+#include "cuda_kernels.h"
 #include "partial.h"
 
 namespace leanattn::testing {
@@ -302,6 +303,35 @@ TEST_F(CudaCases, ProgrammaticLaunchOfAChain) {
             EXPECT_TRUE(is_right(p, compute_reference(p))) << "call " << call << " " << line << " " << device_text_of(options);
           }
         }
+      }
+    }
+  }
+}
+
+// Lengths and page ids that the kernel before writes last of all, after it has let this one start.
+TEST_F(CudaCases, ProgrammaticLaunchReadsWhatTheKernelBeforeWrote) {
+  for (const char* line : {"- 8 2 64 700,3,130 page=16", "1 8 1 128 5000 page=1 dtype=f16", "- 8 8 256 64x20,900 page=3 strided=1"}) {
+    DeviceCase own{std::string(line)};
+    const auto seqs = static_cast<std::size_t>(own.host.batch);
+    const std::size_t slots =
+        (seqs - 1) * static_cast<std::size_t>(block_table_stride(own.host)) + static_cast<std::size_t>(own.host.max_pages);
+    DeviceBuffer table(slots * 4, nullptr, kNanByte), lens(seqs * 4, nullptr, kNanByte);
+    table.upload(own.host.block_table);
+    lens.upload(own.host.kv_lens);
+    const LateCopy copies[] = {{const_cast<std::int32_t*>(own.device.problem.block_table), table.data(), static_cast<int>(slots)},
+                               {const_cast<std::int32_t*>(own.device.problem.kv_lens), lens.data(), static_cast<int>(seqs)}};
+    const Stream stream;
+    for (std::size_t path = 0; path < device_paths().size(); ++path) {
+      Options options = device_options({}, path, stream);
+      options.programmatic_launch = true;
+      const DeviceWorkspace workspace(workspace_bytes(own.device.problem, options), options);
+      for (int repeat = 0; repeat < 20; ++repeat) {
+        for (const LateCopy& copy : copies) must(cudaMemset(copy.to, 0, static_cast<std::size_t>(copy.words) * 4), "cudaMemset");
+        own.device.reset_outputs();
+        must(copy_late(copies[0], copies[1], 5e-5, stream), "copy_late");
+        queue_call(own.device, options, workspace, stream);
+        EXPECT_EQ(own.device.fetch(), "");
+        ASSERT_TRUE(is_right(own.host, own.reference)) << "repeat " << repeat << " " << line << " " << device_text_of(options);
       }
     }
   }

@@ -61,7 +61,7 @@ __device__ __forceinline__ void load_own_q(const Params& p, int tid, std::uint32
 struct KvBase {
   const std::uint16_t* k;
   const std::uint16_t* v;
-  const int* pages;  // null when not paged
+  const int* pages;  // null when not paged. Ordinary loads: a kernel that this one overlaps with may have written them
 };
 
 // The producers' walk over a stretch.
@@ -251,7 +251,7 @@ class Producer {
 #pragma unroll
       for (int i = 0; i < C::kPasses; ++i) {
         const int token = i * C::kPassTokens + pass_token_;
-        page[i] = token < stage.tokens ? __ldg(base.pages + page_of(stage.token_begin + token)) : 0;
+        page[i] = token < stage.tokens ? base.pages[page_of(stage.token_begin + token)] : 0;
       }
 #pragma unroll
       for (int i = 0; i < C::kPasses; ++i) page[i] = static_cast<int>(ptx::kept(static_cast<std::uint32_t>(page[i])));
@@ -329,7 +329,7 @@ class Producer {
         const int of_seq = stage.token_begin + token;
         const int slot = pages != nullptr ? page_of(of_seq) : 0;
         from += (of_seq - slot * p_.page_size) * rows.token_stride;
-        if (pages != nullptr) from += __ldg(pages + slot) * rows.outer_stride;
+        if (pages != nullptr) from += pages[slot] * rows.outer_stride;
       }
       copy_narrow(to + swizzled<C::kRowChunks>(token, chunk) * 16, from, min_of(rows.access_bytes, 8), read);
     }
