@@ -17,6 +17,7 @@
 #include "cuda/own_cut.h"
 #include "cuda/timeline.cuh"
 #include "cuda/variants.h"
+#include "cuda/views.h"
 #include "numeric.h"
 #include "problem_view.h"
 
@@ -230,13 +231,6 @@ Layout lay_out(const Plan& plan) {
   return layout;
 }
 
-// The widest access that the pointer and all the strides (elements of 2 bytes) are multiples of.
-int access_bytes(const void* data, std::initializer_list<std::int64_t> strides) {
-  std::uint64_t all = reinterpret_cast<std::uintptr_t>(data) | 16;
-  for (const std::int64_t stride : strides) all |= static_cast<std::uint64_t>(stride) * 2;
-  return static_cast<int>(all & (~all + 1));
-}
-
 // 2^log2 ≥ divisor, so the factor has 32 bits and is rounded up by less than 31 bits can tell.
 Quotient quotient(int divisor) {
   const int log2 = std::bit_width(static_cast<unsigned>(divisor) - 1u);
@@ -245,37 +239,11 @@ Quotient quotient(int divisor) {
   by.factor = static_cast<std::uint32_t>((1ull << by.shift) / static_cast<unsigned>(divisor) + 1);
   return by;
 }
-
-template <class View>
-RowView row_view(const View& view, bool packed) {
-  RowView rows;
-  rows.data = static_cast<std::uint16_t*>(const_cast<void*>(static_cast<const void*>(view.data)));
-  rows.seq_stride = packed ? 0 : view.seq_stride;
-  rows.token_stride = view.token_stride;
-  rows.head_stride = view.head_stride;
-  rows.access_bytes = access_bytes(view.data, {rows.seq_stride, rows.token_stride, rows.head_stride});
-  return rows;
-}
-
-KvRows kv_rows(const KvView& view, bool ragged) {
-  KvRows rows;
-  rows.data = static_cast<const std::uint16_t*>(view.data);
-  rows.outer_stride = ragged ? 0 : view.outer_stride;
-  rows.token_stride = view.token_stride;
-  rows.head_stride = view.head_stride;
-  rows.access_bytes = access_bytes(view.data, {rows.outer_stride, rows.token_stride, rows.head_stride});
-  return rows;
-}
-
 Params make_params(const Problem& problem, const Plan& plan, std::byte* workspace) {
   Params p;
   p.line = plan.line;
-  const bool packed = problem.cu_seqlens_q != nullptr;
-  p.q = row_view(problem.q, packed);
-  p.o = row_view(problem.o, packed);
+  set_views(p, problem);
   p.ragged = problem.kv_layout == KvLayout::kRagged;
-  p.k = kv_rows(problem.k, p.ragged);
-  p.v = kv_rows(problem.v, p.ragged);
   p.lse = problem.lse;
   if (problem.kv_layout == KvLayout::kPaged) {
     p.block_table = problem.block_table;
@@ -283,8 +251,6 @@ Params make_params(const Problem& problem, const Plan& plan, std::byte* workspac
     p.page_size = problem.page_size;
     p.page = quotient(p.page_size);
   }
-  const auto is_long = [&](const KvRows& rows) { return rows.token_stride >= 1 << 30 || (p.block_table && rows.outer_stride >= 1 << 30); };
-  p.general = std::min({p.q.access_bytes, p.k.access_bytes, p.v.access_bytes}) < 16 || is_long(p.k) || is_long(p.v);
   p.kv_heads = problem.kv_heads;
   p.group = group(problem);
   p.causal = problem.causal;
