@@ -60,12 +60,13 @@ LEANATTN_API void merge(const MergeProblem& problem);
 LEANATTN_API std::vector<std::string> cpu_isas();
 
 // Names of the kernel paths that the CUDA backend can run on the current device, fastest first: "portable", for compute capability 8.0 and
-// later. Empty without the backend or a device.
+// later. Empty where backend_available(kCuda) is false.
 LEANATTN_API std::vector<std::string> cuda_paths();
 
 // "0.1.0".
 LEANATTN_API const char* version();
-// True when the library was built with the backend and the machine can run it.
+// True when the library was built with the backend and the machine can run it. kCuda: a device of compute capability 8.0 or later is the
+// current one, and this build has code for it; the first call for a device makes its context.
 LEANATTN_API bool backend_available(Backend backend);
 
 }  // namespace leanattn

@@ -233,7 +233,8 @@ LEANATTN_API const char* leanattn_cpu_isa(int32_t index);
    until the thread's next call. */
 LEANATTN_API const char* leanattn_cuda_path(int32_t index);
 
-/* 1 when the library was built with the backend and the machine can run it, else 0. */
+/* 1 when the library was built with the backend and the machine can run it, else 0. LEANATTN_BACKEND_CUDA: on the current device; the first
+   call for a device makes its context. */
 LEANATTN_API int32_t leanattn_backend_available(leanattn_backend backend);
 
 #ifdef __cplusplus

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <bit>
 #include <cstdint>
 #include <iterator>
@@ -43,12 +44,6 @@ int attribute(cudaDeviceAttr which, int device) {
   return value;
 }
 
-cudaError_t count_devices(int& devices) {
-  const cudaError_t answer = cudaGetDeviceCount(&devices);
-  if (answer != cudaSuccess) cudaGetLastError();  // its own; a caller's is not touched
-  return answer;
-}
-
 Device current_device() {
   int id = 0;
   require(cudaGetDevice(&id), "cudaGetDevice");
@@ -58,6 +53,50 @@ Device current_device() {
   device.capability = attribute(cudaDevAttrComputeCapabilityMajor, id) * 10 + attribute(cudaDevAttrComputeCapabilityMinor, id);
   device.most_shared_bytes = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, id);
   return device;
+}
+
+// The architecture that the kernels' code for the current device was compiled for, 90 for 9.0; negative: CUDA's answer why there is no such
+// code. 0: CUDA says something else, such as an earlier kernel's fault, which the call that follows will meet. All kernels are built for the
+// same architectures and the code stays the same, so each device is asked once; asking makes its context.
+int code_architecture() {
+  static std::atomic<int> of_devices[64];
+  int id = 0;
+  require(cudaGetDevice(&id), "cudaGetDevice");
+  const bool kept = id < static_cast<int>(std::size(of_devices));
+  if (const int known = kept ? of_devices[id].load(std::memory_order_relaxed) : 0; known != 0) return known;
+  int found = 0;
+  cudaFuncAttributes attributes{};
+  const cudaError_t answer = cudaFuncGetAttributes(&attributes, bfloat16_kernel(kHeadDims[0], kRowBlocks[0]).function);
+  if (answer != cudaSuccess) cudaGetLastError();
+  switch (answer) {
+    case cudaSuccess: found = attributes.ptxVersion; break;
+    case cudaErrorNoKernelImageForDevice:
+    case cudaErrorInvalidDeviceFunction:
+    case cudaErrorInvalidPtx:
+    case cudaErrorUnsupportedPtxVersion:
+    case cudaErrorJitCompilerNotFound:
+    case cudaErrorJitCompilationDisabled: found = -static_cast<int>(answer); break;
+    default: return 0;
+  }
+  if (kept) of_devices[id].store(found, std::memory_order_relaxed);
+  return found;
+}
+
+// Why nothing can run on the current device; empty where it can.
+std::string absence() {
+  int devices = 0;
+  const cudaError_t answer = cudaGetDeviceCount(&devices);
+  if (answer != cudaSuccess) {
+    cudaGetLastError();  // its own; a caller's is not touched
+    return std::string("no CUDA device: ") + cudaGetErrorString(answer);
+  }
+  if (devices == 0) return "no CUDA device";
+  const int capability = current_device().capability;
+  const int code = capability >= 80 ? code_architecture() : 0;
+  if (capability >= 80 && code >= 0) return {};
+  const std::string name = "compute capability " + std::to_string(capability / 10) + "." + std::to_string(capability % 10);
+  if (capability < 80) return name + ": at least 8.0 is needed";
+  return name + ": this build has no kernels for it (" + cudaGetErrorString(static_cast<cudaError_t>(-code)) + ")";
 }
 
 // Everything about a launch that the problem's shape decides.
@@ -199,7 +238,7 @@ Plan make_plan(const Problem& problem, const Options& options) {
   plan.grid = dim3(static_cast<unsigned>(beside ? line.workers * lines : line.workers));
   const std::int64_t most_tiles = std::max<std::int64_t>((max_kv_len(problem) + line.tile_tokens - 1) / line.tile_tokens, 1);
   if (options.policy == Policy::kLean && options.workers == 0 && problem.cu_seqlens_q == nullptr && most_rows <= plan.rows) {
-    own_stretches(problem, most_tiles, plan.device.capability >= 90 && !is_portable(options), plan);
+    own_stretches(problem, most_tiles, code_architecture() >= 90 && !is_portable(options), plan);
   }
   if (options.policy == Policy::kFlashDecoding) {
     const std::int64_t row_blocks = (most_rows + plan.rows - 1) / plan.rows;
@@ -274,19 +313,9 @@ Params make_params(const Problem& problem, const Plan& plan, std::byte* workspac
 
 }  // namespace
 
-bool available() {
-  int devices = 0;
-  return count_devices(devices) == cudaSuccess && devices > 0 && current_device().capability >= 80;
-}
+bool available() { return absence().empty(); }
 
-std::string why_absent() {
-  int devices = 0;
-  const cudaError_t answer = count_devices(devices);
-  if (answer != cudaSuccess) return std::string("no CUDA device: ") + cudaGetErrorString(answer);
-  if (devices == 0) return "no CUDA device";
-  const int capability = current_device().capability;
-  return "compute capability " + std::to_string(capability / 10) + "." + std::to_string(capability % 10) + ": at least 8.0 is needed";
-}
+std::string why_absent() { return absence(); }
 
 std::string device_name() {
   int id = 0;
@@ -316,7 +345,7 @@ void decode(const Problem& problem, const Options& options, std::span<std::byte>
   cudaLaunchConfig_t config = launch_config(plan, static_cast<cudaStream_t>(options.stream));
   cudaLaunchAttribute attributes[2];
   config.attrs = attributes;
-  if (options.programmatic_launch && plan.device.capability >= 90) {
+  if (options.programmatic_launch && code_architecture() >= 90) {  // code for less does not wait for the kernel before (ptx.cuh)
     attributes[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attributes[config.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
   }
