@@ -374,6 +374,10 @@ void require_cuda(bool available, std::string (*why_absent)()) {
 
 void check_device_workspace(const void* workspace) { aligned("workspace", workspace, 16); }
 
+void check_device_memory(const char* name, const void* pointer, bool on_device) {
+  if (!on_device) invalid("{} at {:#x}: backend cuda needs memory of the device", name, reinterpret_cast<std::uintptr_t>(pointer));
+}
+
 void reject_cuda_path(const char* cuda_path, const std::string& known) {
   reject(Status::kUnsupported, "cuda_path {}: this device has {}", cuda_path, known);
 }

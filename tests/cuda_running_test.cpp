@@ -168,6 +168,34 @@ TEST_F(CudaCases, R3_RefusedWorkspaces) {
   EXPECT_TRUE(is_right(own.host, own.reference));
 }
 
+// A workspace that no kernel could use is named before anything is queued; CUDA keeps no error of it.
+TEST_F(CudaCases, R3_InitializeRefusesOtherMemory) {
+  const Options options = device_options({}, 0);
+  const DeviceWorkspace workspace(4096, options);
+  alignas(16) std::byte on_host[64] = {};
+  const auto sentence_of = [&](std::span<std::byte> span) -> std::string {
+    try {
+      initialize_workspace(options, span);
+    } catch (const Error& error) {
+      EXPECT_EQ(error.status(), Status::kInvalidArgument) << error.what();
+      return error.what();
+    }
+    return {};
+  };
+  EXPECT_NE(sentence_of(on_host).find("memory of the device"), std::string::npos);
+  EXPECT_NE(sentence_of({static_cast<std::byte*>(nullptr), 64}).find("memory of the device"), std::string::npos);
+  EXPECT_NE(sentence_of(workspace.span().subspan(8)).find("aligned to 16 bytes"), std::string::npos);
+  EXPECT_EQ(sentence_of(workspace.span()), "");
+  EXPECT_EQ(sentence_of({}), "");
+  EXPECT_EQ(cudaGetLastError(), cudaSuccess);
+  for (const std::byte b : on_host) EXPECT_EQ(b, std::byte{0});
+  void* managed = nullptr;
+  must(cudaMallocManaged(&managed, 64), "cudaMallocManaged");
+  EXPECT_EQ(sentence_of({static_cast<std::byte*>(managed), 64}), "");
+  must(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+  cudaFree(managed);
+}
+
 // --- The same bits ---
 
 TEST_F(CudaCases, N6_RepeatsStreamsAndGraphs) {

@@ -28,7 +28,7 @@ LEANATTN_API std::size_t workspace_bytes(const Problem& problem, const Options& 
 
 // Makes a workspace ready for its first call. CUDA: needed once for new or overwritten memory, queued on options.stream; every call leaves
 // the workspace ready for the next one on the same device, of any problem that it is large enough for. CPU: nothing to do.
-// Errors: kUnsupported, kInternal.
+// Errors: kInvalidArgument (memory of the host, or not aligned to 16 bytes), kUnsupported, kInternal.
 LEANATTN_API void initialize_workspace(const Options& options, std::span<std::byte> workspace);
 
 // O and LSE of every row. workspace: at least workspace_bytes(problem, options) bytes; not shared with a call that runs at the same time.

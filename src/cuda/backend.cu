@@ -332,6 +332,11 @@ std::vector<std::string> paths() {
 std::size_t workspace_bytes(const Problem& problem, const Options& options) { return lay_out(make_plan(problem, options)).bytes(); }
 
 void initialize_workspace(const Options& options, std::span<std::byte> workspace) {
+  if (workspace.empty()) return;
+  cudaPointerAttributes memory{};
+  require(cudaPointerGetAttributes(&memory, workspace.data()), "cudaPointerGetAttributes");
+  check_device_memory("workspace", workspace.data(), memory.type == cudaMemoryTypeDevice || memory.type == cudaMemoryTypeManaged);
+  check_device_workspace(workspace.data());
   require(cudaMemsetAsync(workspace.data(), 0, workspace.size(), static_cast<cudaStream_t>(options.stream)), "cudaMemsetAsync");
 }
 
