@@ -222,7 +222,7 @@ void expect_right_far(const std::string& line, std::int64_t elements, Far far) {
   if (free_bytes < bytes + (std::size_t{1} << 30)) {
     GTEST_SKIP() << bytes << " bytes of device memory wanted, " << free_bytes << " are free";
   }
-  DeviceBuffer cache(bytes, nullptr, kNanByte);
+  GuardedBuffer cache(bytes, nullptr, kNanByte);
   DeviceProblem device(host);
   Problem spread = host;  // addresses on the host, for offsets only
   std::vector<std::int32_t> table;
@@ -230,7 +230,7 @@ void expect_right_far(const std::string& line, std::int64_t elements, Far far) {
   device.problem.k = spread.k, device.problem.v = spread.v;
   device.problem.k.data = cache.data();
   device.problem.v.data = cache.data() + kValuesFirst;
-  DeviceBuffer far_table(table.size() * 4, nullptr, kNanByte);
+  GuardedBuffer far_table(table.size() * 4, nullptr, kNanByte);
   far_table.upload(table.data());
   if (!table.empty()) {
     device.problem.block_table = reinterpret_cast<const std::int32_t*>(far_table.data());

@@ -295,7 +295,7 @@ TEST_F(CudaCases, ProgrammaticLaunchOfAChain) {
           Options options = device_options(way, path, stream);
           options.programmatic_launch = kind > 0;
           const DeviceWorkspace workspace(workspace_bytes(device.problem, options), options);
-          std::vector<DeviceBuffer> outputs;  // of each call; every call but the first reads the one before
+          std::vector<GuardedBuffer> outputs;  // of each call; every call but the first reads the one before
           for (int call = 0; call < kCalls; ++call) outputs.emplace_back(bytes, nullptr, kNanByte);
           must(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
           const auto queue = [&](cudaStream_t s) {
@@ -343,7 +343,7 @@ TEST_F(CudaCases, ProgrammaticLaunchReadsWhatTheKernelBeforeWrote) {
     const auto seqs = static_cast<std::size_t>(own.host.batch);
     const std::size_t slots =
         (seqs - 1) * static_cast<std::size_t>(block_table_stride(own.host)) + static_cast<std::size_t>(own.host.max_pages);
-    DeviceBuffer table(slots * 4, nullptr, kNanByte), lens(seqs * 4, nullptr, kNanByte);
+    GuardedBuffer table(slots * 4, nullptr, kNanByte), lens(seqs * 4, nullptr, kNanByte);
     table.upload(own.host.block_table);
     lens.upload(own.host.kv_lens);
     const LateCopy copies[] = {{const_cast<std::int32_t*>(own.device.problem.block_table), table.data(), static_cast<int>(slots)},
