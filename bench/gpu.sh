@@ -9,16 +9,18 @@
 #   table      the cases of bench/table.txt, and the peers of .ruler/peers.py where that folder is: h200-table.jsonl
 #   variants   the same cases with programmatic launch: h200-variants.jsonl
 #   more       the cases of bench/gpu_more.txt, with peers: h200-more.jsonl
+#   timeline   when the kernel's blocks come to which point, on a few cases: h200-timeline.jsonl, a line a block. Needs a binary of its own
+#              (./dev carry timeline)
 #
 # Every stage runs even when one before it failed; the exit code says whether all went well. STAGE_SECONDS (480) ends a stage.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-[[ $# -ge 1 ]] || { sed -n '3,13p' "${BASH_SOURCE[0]}" | cut -c 3-; exit 2; }
+[[ $# -ge 1 ]] || { sed -n '3,15p' "${BASH_SOURCE[0]}" | cut -c 3-; exit 2; }
 
 mkdir -p "$1" && out=$(cd "$1" && pwd)
 shift
 stages=("$@")
-((${#stages[@]})) || stages=(check sanitize table variants more)
+((${#stages[@]})) || stages=(check sanitize table variants more timeline)
 
 for bin in build/carry build/cuda/tools; do
   [[ -x $bin/leanattn ]] && break
@@ -103,11 +105,22 @@ stage_variants() {
   return "$rc"
 }
 
+stage_timeline() {
+  local binary
+  for binary in build/carry/leanattn_timeline build/timeline/tools/leanattn; do
+    [[ -x $binary ]] && break
+  done
+  [[ -x $binary ]] || { echo "-- no build/carry/leanattn_timeline here (./dev carry timeline)"; return 1; }
+  "$binary" timeline --cases bench/gpu_timeline.txt --blocks "$out/h200-timeline.jsonl" | tee -a "$out/$stage.log"
+}
+
 summary=() failed=0
 for stage in "${stages[@]}"; do
-  declare -F "stage_$stage" >/dev/null || { echo "gpu.sh: stage '$stage': expected check, sanitize, table, variants or more" >&2; exit 2; }
+  declare -F "stage_$stage" >/dev/null && continue
+  echo "gpu.sh: stage '$stage': expected check, sanitize, table, variants, more or timeline" >&2
+  exit 2
 done
-export -f logged paths peers timed stage_check stage_sanitize stage_table stage_variants stage_more
+export -f logged paths peers timed stage_check stage_sanitize stage_table stage_variants stage_more stage_timeline
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 export out leanattn small scratch stage

@@ -157,6 +157,36 @@ TEST_F(DeviceCaseTest, WorkloadChecksAndTimes) {
   }
 }
 
+// Every block enters, starts its stretch and leaves, in that order; a merge needs a count. Marks that a change adds need no change here.
+TEST_F(DeviceCaseTest, TimelineOfEveryBlock) {
+  const std::vector<std::string> marks = cuda::timeline_marks();
+  if (marks.empty()) GTEST_SKIP() << "a build without LEANATTN_TIMELINE";
+  const auto index = [&](const char* name) {
+    return static_cast<std::size_t>(std::find(marks.begin(), marks.end(), name) - marks.begin());
+  };
+  ASSERT_LT(index("stretch"), marks.size());
+  ASSERT_EQ(index("entry"), 0u);
+  ASSERT_EQ(index("exit"), marks.size() - 1);
+  for (const char* text : {"1 8 1 128 16k", "- 32 8 128 700,1,64,0,513 page=16", "2 8 2 64 300 workers=3"}) {
+    const Case c = parse_case(text);
+    CaseData data(c);
+    DeviceWorkload workload(data, 3);
+    const Options options = run_options(c, {}, Backend::kCuda);
+    ASSERT_TRUE(workload.check(options, compute_reference(data.problem())).ok) << text;
+    for (const Timeline& timeline : workload.timelines(options, 3)) {
+      ASSERT_FALSE(timeline.blocks.empty()) << text;
+      EXPECT_LE(static_cast<int>(timeline.blocks.size()), worker_count(options)) << text;
+      EXPECT_GT(timeline.duration_ns(), 500);
+      EXPECT_LT(timeline.duration_ns(), 10'000'000);
+      for (const std::vector<std::int64_t>& block : timeline.blocks) {
+        EXPECT_LE(block.front(), block[index("stretch")]) << text;
+        EXPECT_LE(block[index("stretch")], block.back()) << text;
+        EXPECT_EQ(block.back(), *std::max_element(block.begin(), block.end())) << text;
+      }
+    }
+  }
+}
+
 // Any length that is a multiple of 16 bytes, in one piece or in two.
 TEST_F(DeviceCaseTest, TheFloorEnds) {
   const DeviceBuffer memory(std::size_t{40} << 20);

@@ -157,4 +157,21 @@ DeviceTiming DeviceWorkload::time(const Options& options, const DeviceTimingOpti
   return result;
 }
 
+std::vector<Timeline> DeviceWorkload::timelines(const Options& options, int replays) {
+  const Calls calls(*case_, options);
+  const std::size_t bytes = cuda::timeline_bytes(case_->problem(), options), marks = cuda::timeline_marks().size();
+  std::vector<std::uint64_t> times(bytes / sizeof(std::uint64_t));
+  const Stopwatch stopwatch(calls.stream);
+  double warm_us = 0.0;
+  for (int warm = 0; warm < kWarmReplays || warm_us < kWarmSeconds * 1e6; ++warm) warm_us += stopwatch.replay_us(*calls.graph);
+  std::vector<Timeline> all;
+  for (int replay = 0; replay < replays; ++replay) {
+    stopwatch.replay_us(*calls.graph);
+    const std::byte* tail = calls.workspace.data() + calls.workspace.size() - bytes;
+    check_cuda(cudaMemcpy(times.data(), tail, bytes, cudaMemcpyDeviceToHost), "cudaMemcpy to the host");
+    all.push_back(make_timeline(times, marks));
+  }
+  return all;
+}
+
 }  // namespace leanattn::tools

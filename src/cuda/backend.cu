@@ -55,9 +55,9 @@ Device current_device() {
   return device;
 }
 
-// The architecture that the kernels' code for the current device was compiled for, 90 for 9.0; negative: CUDA's answer why there is no such
-// code. 0: CUDA says something else, such as an earlier kernel's fault, which the call that follows will meet. All kernels are built for the
-// same architectures and the code stays the same, so each device is asked once; asking makes its context.
+// The architecture that the kernels' code for the current device was compiled for, 90 for 9.0; negative: CUDA's answer why there is no
+// such code. 0: CUDA says something else, such as an earlier kernel's fault, which the call that follows will meet. All kernels are built
+// for the same architectures and the code stays the same, so each device is asked once; asking makes its context.
 int code_architecture() {
   static std::atomic<int> of_devices[64];
   int id = 0;
@@ -264,8 +264,8 @@ Layout lay_out(const Plan& plan) {
   layout.counter_bytes = 2 * slots * kMaxConsumerWarps * sizeof(std::uint32_t);
   layout.row_bytes = slots * plan.kernel.slot_row_bytes;
   layout.value_bytes = slots * plan.kernel.slot_value_bytes;
-#if defined(LEANATTN_TIMELINE)
-  layout.timeline_bytes = static_cast<std::size_t>(plan.device.sms) * kMarks * sizeof(std::uint64_t);
+#if defined(LEANATTN_TIMELINE)  // at the end
+  layout.timeline_bytes = static_cast<std::size_t>(std::max(plan.grid, plan.device.sms)) * kMarks * sizeof(std::uint64_t);
 #endif
   return layout;
 }
@@ -358,5 +358,15 @@ void decode(const Problem& problem, const Options& options, std::span<std::byte>
   void* arguments[] = {&params};
   require(cudaLaunchKernelExC(&config, plan.kernel.function, arguments), "cudaLaunchKernelExC");
 }
+
+std::vector<std::string> timeline_marks() {
+#if defined(LEANATTN_TIMELINE)
+  return {std::begin(kMarkNames), std::end(kMarkNames)};
+#else
+  return {};
+#endif
+}
+
+std::size_t timeline_bytes(const Problem& problem, const Options& options) { return lay_out(make_plan(problem, options)).timeline_bytes; }
 
 }  // namespace leanattn::cuda
