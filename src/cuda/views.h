@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where the rows of a problem lie, as the kernel's parameters say it, and how wide they may be read. Plain C++.
+// Where the rows of a problem lie, as the kernel's parameters say it, and how wide they may be read. For the host.
 #pragma once
+
+#include <vector_types.h>  // of CUDA: params.h holds some
 
 #include <algorithm>
 #include <cstdint>
