@@ -250,11 +250,6 @@ void validate_cuda(const Problem& p, const Options& options) {
   if (!cuda::is_head_dim(p.head_dim))
     unsupported(fmt::format("head_dim {}", p.head_dim), fmt::format("are {}", fmt::join(cuda::kHeadDims, ", ")));
   if (head_dim_v(p) != p.head_dim) unsupported(fmt::format("head_dim_v {}", p.head_dim_v), fmt::format("is head_dim {}", p.head_dim));
-  if (p.window_left >= 0) unsupported(fmt::format("window_left {}", p.window_left), "is -1");
-  if (p.tree_mask != nullptr) unsupported("tree_mask", "is null");
-  if (p.softcap != 0.0f) unsupported(fmt::format("softcap {}", p.softcap), "is 0");
-  if (p.alibi_slopes != nullptr) unsupported("alibi_slopes", "is null");
-  if (p.sinks != nullptr) unsupported("sinks", "is null");
   if (options.batch_invariant) unsupported("batch_invariant", "is false");
 }
 

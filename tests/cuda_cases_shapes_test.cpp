@@ -213,7 +213,7 @@ TEST_F(CudaCases, Q1_SeveralQueryTokensAfterMuchContext) {
 
 TEST_F(CudaCases, Q3_FewerKeysThanQueryTokens) {
   for (const char* dtype : {"bf16", "f16"}) {
-    for (const char* more : {"", " page=4", " lse=2"}) {
+    for (const char* more : {"", " page=4", " lse=2", " window=2", " page=4 sink=1", " tree=9", " alibi=1 softcap=20"}) {
       DeviceCase own(std::string("- 6 2 64 5,8,1,0,9,130 q_len=9 dtype=") + dtype + more);
       EXPECT_EQ(std::count(own.reference.row.begin(), own.reference.row.end(), Reference::kWithoutKeys), (4 + 1 + 8 + 9) * 6);
       own.expect_right();

@@ -126,6 +126,18 @@ TEST_F(CudaSmall, Queries) {
   }
 }
 
+TEST_F(CudaSmall, MasksAndLogitRules) {
+  for (const char* more : {" window=40", " window=0", " softcap=30 spread=50", " alibi=1", " sink=1", " tree=5", " tree=5 causal=0",
+                           " tree=70 window=20", " q_len=5,0,1,9 tree=9 window=3", " q_len=3 causal=0 alibi=1 window=64",
+                           " q_len=16 tree=16 window=70 softcap=20 alibi=1 sink=1 lse=2"}) {
+    expect_small(std::string("- 8 2 64 200,1,0,65") + more);
+    expect_small(std::string("- 6 1 128 130,7,0,64 page=16 dtype=f16") + more);
+    expect_small(std::string("- 12 2 96 66,300,0,2 layout=head_major") + more);
+  }
+  expect_small("- 64 1 256 130,0,65 window=90 softcap=20 alibi=1 sink=1");
+  expect_small("- 40 1 128 130,0,65 q_len=2 tree=2 window=90 softcap=20 alibi=1 sink=1 dtype=f16");
+}
+
 TEST_F(CudaSmall, Batches) {
   expect_small("0 8 2 64 0");
   expect_small("7 4 1 64 0");

@@ -157,7 +157,7 @@ TEST_F(CudaCases, R3_RefusedWorkspaces) {
   unknown_path.cuda_path = "sm_10";
   EXPECT_EQ(status_of(own.device.problem, workspace.span(), unknown_path), Status::kUnsupported);
   Problem refused = own.device.problem;
-  refused.softcap = 30.0f;
+  refused.q_dtype = refused.kv_dtype = DType::kFloat32;
   EXPECT_EQ(status_of(refused, workspace.span(), options), Status::kUnsupported);
   EXPECT_EQ(own.device.fetch(), "");
   for (const std::uint32_t word : output_bits(own.host)) ASSERT_TRUE(std::isnan(std::bit_cast<float>(word)));

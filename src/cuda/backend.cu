@@ -295,6 +295,14 @@ Params make_params(const Problem& problem, const Plan& plan, std::byte* workspac
   p.causal = problem.causal;
   p.scale_log2 = scale(problem) * kLog2E;
   p.lse_factor = problem.lse_base == LseBase::kTwo ? 1.0f : kLn2;
+  p.rules = problem.window_left >= 0 || problem.tree_mask || problem.softcap > 0.0f || problem.alibi_slopes;
+  p.softcap_log2 = problem.softcap * kLog2E;
+  p.softcap_scale = problem.softcap > 0.0f ? scale(problem) / problem.softcap : 0.0f;
+  p.alibi_slopes = problem.alibi_slopes;
+  p.tree_mask = reinterpret_cast<const std::uint32_t*>(problem.tree_mask);  // words of 64 bits, low half first
+  p.tree_words = 2 * tree_mask_words(problem);
+  p.sinks = problem.sinks;
+  p.sink_lse_factor = problem.lse_base == LseBase::kTwo ? kLog2E : 1.0f;
   p.stages = plan.stages;
   if (p.line.output_stretches > 0) {
     p.of_all = quotient(p.line.output_stretches);

@@ -113,13 +113,13 @@ template <class C>
 __device__ __forceinline__ void store_vector(const RowPartial& row, const float (&values)[4], const VectorPlace<C>& place,
                                              const OutputRow& to, const SegmentInfo& info, const Params& p) {
   if (place.row() >= info.rows) return;
-  const float factor = finish_factor(row);
+  const FinishedRow finished = finish_row(row, info, info.first_row + place.row(), p);
   std::uint16_t* const o = to.o + place.vector * 16;
-  store_pair<C>(o, values[0] * factor, values[1] * factor, p.o.access_bytes);
+  store_pair<C>(o, values[0] * finished.factor, values[1] * finished.factor, p.o.access_bytes);
   if (C::kDimSteps % 2 == 0 || 2 * place.vector + 1 < C::kDimSteps) {
-    store_pair<C>(o + 8, values[2] * factor, values[3] * factor, p.o.access_bytes);
+    store_pair<C>(o + 8, values[2] * finished.factor, values[3] * finished.factor, p.o.access_bytes);
   }
-  if (to.lse != nullptr && place.vector == 0) *to.lse = finish_lse<LogUnit::kLog2>(row) * p.lse_factor;
+  if (to.lse != nullptr && place.vector == 0) *to.lse = finished.lse;
 }
 
 // The end of the block's segment, whose rows have (m, ℓ) `rows`.

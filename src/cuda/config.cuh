@@ -117,8 +117,9 @@ struct alignas(16) Stage {
   enum Flag {
     kFirst = 1,  // of its segment
     kLast = 2,
-    kMasked = 4,  // some row does not see all of its tokens
+    kMasked = 4,  // its end, the seq's or causal hides some of its tokens from some row
     kDone = 8,    // nothing: the stretch has ended
+    kRuled = 16,  // soft-cap, ALiBi, window or tree has a say in it
   };
   int tokens;       // 0: an empty seq
   int token_begin;  // of the seq
@@ -140,6 +141,12 @@ struct SegmentInfo {
   bool of_cluster;    // a part is what a cluster merges; first_stretch is the output's first block, then
 };
 
+// What rules.cuh needs to know of a row; written where Params::rules says so.
+struct RowRule {
+  int position;      // of the query token in the seq
+  float slope_log2;  // of ALiBi, log2 units a token
+};
+
 // Dynamic shared memory, in this order: K and V stages, Q of each stage's segment, then this.
 template <class C>
 struct Shared {
@@ -148,6 +155,7 @@ struct Shared {
   float warp_sum[C::kGroups][kGroupWarps][C::kGroupRows];                       // ℓ of each warp's tokens, at a segment's end
   Stage stages[kMaxStages];
   SegmentInfo segments[kMaxStages];
+  RowRule row_rules[C::kGroups][kGroupWarps][C::kGroupRows];
   std::uint64_t full[kMaxStages];   // producers → consumers: kProducerThreads copies landed, 1 stage record written
   std::uint64_t empty[kMaxStages];  // consumer warps → producers
   std::uint64_t received;           // cluster → consumers: the parts of this block's slice are here (cluster.cuh)

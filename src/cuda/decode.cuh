@@ -33,13 +33,16 @@ __device__ __forceinline__ void consume(const Params& p, std::uint32_t stages_at
     if (threadIdx.x == 0) mark(p, first_stage ? Mark::kFirstBytes : Mark::kLastBytes);
     first_stage = false;
     const std::uint32_t q_at = q_ring_at + segment_slot * C::kQBytes + group * C::kPaddedRows * C::kRowBytes;
-    if (stage.flags & Stage::kFirst) start_segment<C>(state, shared.segments[segment_slot], p, places, q_at, group, lane);
+    if (stage.flags & Stage::kFirst) start_segment<C>(state, shared.segments[segment_slot], p, places, q_at, shared, group, warp, lane);
     if (stage.tokens > 0) {
       const std::uint32_t k_at = stages_at + slot * 2 * C::kStageBytes;
       float sums[C::kParts][C::kRowTiles][2][4];
 #pragma unroll
       for (int part = 0; part < C::kParts; ++part) {
         scores<C>(sums[part], state, places, k_at + part * 64 * C::kRowBytes, q_at);
+      }
+      if (stage.flags & Stage::kRuled) [[unlikely]] {
+        apply_rules<C>(sums, stage, shared.segments[segment_slot], p, shared, group, warp, lane);
       }
       float shrink[C::kLaneRows];
       weights<C>(sums, shrink, state, places, stage, p, shared, group, warp, lane);

@@ -53,6 +53,22 @@ __device__ __forceinline__ void store_pair(std::uint16_t* o, float low, float hi
   }
 }
 
+// What a final row becomes: O = Õ·factor.
+struct FinishedRow {
+  float factor;
+  float lse;  // in the caller's base
+};
+
+// The end of a packed row of an output, once all its parts are merged. Its q_head's sink joins here and nowhere else.
+__device__ __forceinline__ FinishedRow finish_row(const RowPartial& row, const SegmentInfo& info, int packed, const Params& p) {
+  if (p.sinks == nullptr) return {finish_factor(row), finish_lse<LogUnit::kLog2>(row) * p.lse_factor};
+  const float sink = __ldg(p.sinks + info.q_head + (info.q_len == 1 ? packed : packed % p.group));
+  const RowMerge merge = merge_rows<LogUnit::kLog2>(row, sink_partial(sink * kLog2E));
+  // Without a key the LSE is the sink itself, not what is left of it after two conversions.
+  return {(merge.swapped ? merge.factor : 1.0f) * finish_factor(merge.row),
+          row.sum == 0.0f ? sink * p.sink_lse_factor : finish_lse<LogUnit::kLog2>(merge.row) * p.lse_factor};
+}
+
 // Lane rows first, first + 1 … of an output.
 template <class C, int kCount>
 __device__ __forceinline__ void store_rows(const Rows<C, kCount>& rows, int first, const SegmentInfo& info, const Params& p, int group,
@@ -62,12 +78,12 @@ __device__ __forceinline__ void store_rows(const Rows<C, kCount>& rows, int firs
     const int row = group * C::kGroupRows + group_row<C>(first + i, lane);
     if (row >= info.rows) continue;
     const OutputRow to = OutputRow::of<C>(p, info, row, warp, lane);
-    const float factor = finish_factor(rows.row[i]);
+    const FinishedRow finished = finish_row(rows.row[i], info, info.first_row + row, p);
 #pragma unroll
     for (int n = 0; n < C::kDimSteps; ++n) {
-      store_pair<C>(to.o + n * 8, rows.values[i][2 * n] * factor, rows.values[i][2 * n + 1] * factor, p.o.access_bytes);
+      store_pair<C>(to.o + n * 8, rows.values[i][2 * n] * finished.factor, rows.values[i][2 * n + 1] * finished.factor, p.o.access_bytes);
     }
-    if (to.lse != nullptr) *to.lse = finish_lse<LogUnit::kLog2>(rows.row[i]) * p.lse_factor;
+    if (to.lse != nullptr) *to.lse = finished.lse;
   }
 }
 
@@ -195,7 +211,10 @@ __device__ __forceinline__ void finish_segment(const RowState<C>& state, const R
       of_segment.row[i] = rows[first + i];
       const int tile = (first + i) / C::kHalves, half = (first + i) % C::kHalves;
 #pragma unroll
-      for (int r = 0; r < C::kRowValues; ++r) of_segment.values[i][r] = state.values[tile][r / 2][2 * half + r % 2];
+      for (int r = 0; r < C::kRowValues; ++r) {
+        // A row without a key is 0, even where another row of its seq sees a V that is not finite.
+        of_segment.values[i][r] = of_segment.row[i].sum == 0.0f ? 0.0f : state.values[tile][r / 2][2 * half + r % 2];
+      }
     }
     if (info.parts == 1) {
       store_rows(of_segment, first, info, p, group, warp, lane);

@@ -108,6 +108,7 @@ class Producer {
       const int begin = max_of((first_tile + segment.tile_begin) * kTile, first_token);
       // The last tile may end behind what an int counts.
       const int end = ends_output(segment) ? segment.lens.kv_len : (first_tile + segment.tile_end) * kTile;
+      const PlainTokens plain = plain_tokens(segment.lens);
       Stage stage;
       stage.token_begin = begin;
       do {  // once for an empty seq
@@ -116,7 +117,8 @@ class Producer {
         stage.tokens = left >= C::kTokens ? C::kTokens : left > 0 ? left : 0;
         const int stage_end = stage.token_begin + stage.tokens;
         stage.flags = (stage.token_begin == begin ? Stage::kFirst : 0) | (stage_end >= end ? Stage::kLast : 0) |
-                      (stage.tokens < C::kTokens || stage_end > seen_by_all ? Stage::kMasked : 0);
+                      (stage.tokens < C::kTokens || stage_end > seen_by_all ? Stage::kMasked : 0) |
+                      (stage.token_begin < plain.begin || stage_end > plain.end ? Stage::kRuled : 0);
         load_kv(stage, base);
         if (stage.flags & Stage::kFirst) load_segment(line, segment, cursor, cut);
         if (tid_ == 0) shared_.stages[slot_] = stage;
@@ -165,6 +167,19 @@ class Producer {
     head_ = beside ? index % p_.kv_heads : 0;
     stretch_ = beside ? index / p_.kv_heads : index;
     return stretch_;
+  }
+
+  // Tokens of a seq in which no rule of rules.cuh has a say: those that the window of the last row reaches, up to the tree.
+  struct PlainTokens {
+    int begin;
+    int end;
+  };
+  __device__ __forceinline__ PlainTokens plain_tokens(const SeqLens& lens) const {
+    constexpr int kMost = 0x7fffffff;
+    if (!p_.rules) return {0, kMost};
+    if (p_.softcap_log2 > 0.0f || p_.alibi_slopes != nullptr) return {kMost, 0};
+    return {p_.line.window_left < 0 ? 0 : lens.kv_len - 1 - p_.line.window_left,
+            p_.tree_mask != nullptr ? lens.kv_len - lens.q_len : kMost};
   }
 
   // The segment's KV head and row block.

@@ -57,6 +57,17 @@ struct Params {
   float scale_log2 = 0.0f;  // scale·log2(e): logits in units of log2
   float lse_factor = 1.0f;  // LSE in the caller's base ÷ LSE in base 2
 
+  // Masks and logit rules (rules.cuh); the window is line.window_left.
+  bool rules = false;                   // there is a window, a tree, a soft-cap or ALiBi
+  float softcap_log2 = 0.0f;            // softcap·log2(e); 0: off
+  float softcap_scale = 0.0f;           // scale ÷ softcap
+  const float* alibi_slopes = nullptr;  // [q_heads], or null
+  // [total_q, tree_words], or null: bit j of a row allows the j-th of the seq's last q_len tokens
+  const std::uint32_t* tree_mask = nullptr;
+  std::int64_t tree_words = 0;
+  const float* sinks = nullptr;  // [q_heads] natural-log logits, or null
+  float sink_lse_factor = 1.0f;  // LSE in the caller's base ÷ natural
+
   int stages = 2;  // in flight
 
   // Where line.output_stretches is set, the grid is [batch, KV heads, output_stretches], an output is one row block, and clusters of

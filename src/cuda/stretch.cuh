@@ -15,7 +15,6 @@ __device__ __forceinline__ Line fixed_line(const Line& line) {
   fixed.tile_tokens = kTile;
   fixed.rows_per_block = C::kRows;
   fixed.chunk_tiles = 0;
-  fixed.window_left = -1;
   fixed.seq_units = nullptr;
   fixed.output_stretches = 0;
   fixed.cluster_stretches = 1;
