@@ -12,7 +12,6 @@
 #include <string_view>
 #include <utility>
 
-#include "cuda/variants.h"
 #include "leanattn/attention.h"
 #include "numeric.h"
 #include "problem_view.h"
@@ -247,9 +246,6 @@ void validate_cuda(const Problem& p, const Options& options) {
     reject(Status::kUnsupported, "{} with backend cuda: supported {}", what, supported);
   };
   if (p.q_dtype == DType::kFloat32) unsupported("dtype float32", "are float16 and bfloat16");
-  if (!cuda::is_head_dim(p.head_dim))
-    unsupported(fmt::format("head_dim {}", p.head_dim), fmt::format("are {}", fmt::join(cuda::kHeadDims, ", ")));
-  if (head_dim_v(p) != p.head_dim) unsupported(fmt::format("head_dim_v {}", p.head_dim_v), fmt::format("is head_dim {}", p.head_dim));
   if (options.batch_invariant) unsupported("batch_invariant", "is false");
 }
 

@@ -171,7 +171,7 @@ TEST_F(CudaCases, S3_InterleavedCacheAndLayerInsidePage) {
 // Bits do not depend on alignment: rows at any element.
 TEST_F(CudaCases, S3_OddStridesLeaveTheBits) {
   for (const char* line : {"- 8 2 64 700,65,1,0 layout=contiguous", "- 8 2 128 700,65,1,0 layout=head_major dtype=f16",
-                           "- 6 1 96 500,3 page=7", "- 16 2 256 300,3 layout=ragged q_len=3"}) {
+                           "- 6 1 96 500,3 page=7", "- 16 2 256 300,3 layout=ragged q_len=3", "- 6 2 80 500,3 head_dim_v=48"}) {
     DeviceCase plain{std::string(line)};
     for (const Gaps& gaps : {Gaps{1, 0, 0, 0}, Gaps{0, 0, 0, 1}, Gaps{2, 1, 3, 5}, Gaps{4, 4, 4, 4}, Gaps{8, 0, 0, 8}}) {
       const Respaced spaced(plain.host, gaps, gaps, gaps, gaps);

@@ -52,6 +52,25 @@ TEST_F(CudaCases, S2_EveryLengthEveryPolicyEverySplit) {
   }
 }
 
+TEST_F(CudaCases, S5_HeadDims) {
+  for (const int dim : {32, 64, 72, 80, 96, 112, 120, 128, 160, 192, 256}) {
+    for (const char* dtype : {"bf16", "f16"}) {
+      const std::string line = "- 6 2 " + std::to_string(dim) + " 130,17 dtype=" + dtype;
+      expect_right_on_device(line);
+      expect_right_on_device(line + " head_dim_v=64 q_len=3");
+      expect_right_on_device(line + " head_dim_v=256 page=5");
+    }
+  }
+  expect_right_on_device("- 32 8 192 1000,77 head_dim_v=128 page=64");
+  expect_right_on_device("- 16 1 64 1000,77 head_dim_v=128 q_len=5");
+  for (const auto& [k, v] : {std::pair{100, 0}, std::pair{64, 100}, std::pair{24, 0}, std::pair{264, 0}}) {
+    Problem p = DeviceCase("1 2 1 64 20").device.problem;
+    p.head_dim = k, p.head_dim_v = v;
+    EXPECT_NE(device_refusal(p).find(" " + std::to_string(v == 100 ? v : k) + ": supported are 32 to 256 in steps of 8"),
+              std::string::npos);
+  }
+}
+
 TEST_F(CudaCases, S7_Batch1To50Long) {
   for (const char* line : {"50 40 8 64 512", "50 40 8 128 1k dtype=f16"}) {
     CaseData data(parse_case(line));

@@ -104,6 +104,7 @@ struct Plan {
   Device device;
   Kernel kernel;
   Line line;
+  int head_dim = 0;  // of the variant
   int rows = 0;
   dim3 grid{};
   int stages = 0;
@@ -209,10 +210,11 @@ Plan make_plan(const Problem& problem, const Options& options) {
     reject_cuda_path(options.cuda_path, names);
   }
   const std::int64_t most_rows = static_cast<std::int64_t>(problem.q_len) * group(problem);
-  plan.rows = row_block(problem.head_dim, static_cast<int>(std::min<std::int64_t>(most_rows, 1 << 20)));
-  plan.kernel = (problem.q_dtype == DType::kBFloat16 ? bfloat16_kernel : float16_kernel)(problem.head_dim, plan.rows);
-  const int stage_bytes = plan.kernel.stage_tokens * problem.head_dim * 4;
-  plan.stages = std::max(2, kBytesInFlight / stage_bytes);
+  plan.head_dim = padded_head_dim(problem.head_dim, head_dim_v(problem));
+  plan.rows = row_block(plan.head_dim, static_cast<int>(std::min<std::int64_t>(most_rows, 1 << 20)));
+  plan.kernel = (problem.q_dtype == DType::kBFloat16 ? bfloat16_kernel : float16_kernel)(plan.head_dim, plan.rows);
+  const int stage_bytes = plan.kernel.stage_tokens * (problem.head_dim + head_dim_v(problem)) * 2;  // that are read
+  plan.stages = std::clamp((kBytesInFlight + stage_bytes - 1) / stage_bytes, 2, kMaxStages);
   const auto bytes = [&] { return plan.kernel.fixed_shared_bytes + plan.stages * plan.kernel.stage_shared_bytes; };
   while (plan.stages > 1 && bytes() > plan.device.most_shared_bytes) --plan.stages;
   plan.shared_bytes = bytes();
@@ -292,6 +294,9 @@ Params make_params(const Problem& problem, const Plan& plan, std::byte* workspac
   }
   p.kv_heads = problem.kv_heads;
   p.group = group(problem);
+  p.head_dim = problem.head_dim;
+  p.head_dim_v = head_dim_v(problem);
+  p.padded = p.head_dim < plan.head_dim || p.head_dim_v < plan.head_dim;
   p.causal = problem.causal;
   p.scale_log2 = scale(problem) * kLog2E;
   p.lse_factor = problem.lse_base == LseBase::kTwo ? 1.0f : kLn2;

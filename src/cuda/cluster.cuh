@@ -115,8 +115,9 @@ __device__ __forceinline__ void store_vector(const RowPartial& row, const float 
   if (place.row() >= info.rows) return;
   const FinishedRow finished = finish_row(row, info, info.first_row + place.row(), p);
   std::uint16_t* const o = to.o + place.vector * 16;
-  store_pair<C>(o, values[0] * finished.factor, values[1] * finished.factor, p.o.access_bytes);
-  if (C::kDimSteps % 2 == 0 || 2 * place.vector + 1 < C::kDimSteps) {
+  const int dim = place.consumer_warp % kGroupWarps * C::kWarpDims + place.vector * 16;
+  if (dim < p.head_dim_v) store_pair<C>(o, values[0] * finished.factor, values[1] * finished.factor, p.o.access_bytes);
+  if ((C::kDimSteps % 2 == 0 || 2 * place.vector + 1 < C::kDimSteps) && dim + 8 < p.head_dim_v) {
     store_pair<C>(o + 8, values[2] * finished.factor, values[3] * finished.factor, p.o.access_bytes);
   }
   if (to.lse != nullptr && place.vector == 0) *to.lse = finished.lse;

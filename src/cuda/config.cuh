@@ -2,7 +2,7 @@
 // What a variant of the kernel fixes at compile time, and the shared memory that follows from it.
 //
 //   T           element type of Q, K, V and O
-//   kHeadDim    of Q, K and V
+//   kHeadDim    columns of Q, K and V in shared memory; those that a problem does not have are zeros
 //   kRows       packed rows of an output (variants.h)
 //
 // Warps: kGroups groups of four consumer warps, each for up to 32 of the rows, then four producer warps.
@@ -22,7 +22,6 @@ constexpr int kWarp = 32;
 constexpr int kGroupWarps = 4;
 constexpr int kGroupThreads = kGroupWarps * kWarp;
 constexpr int kProducerThreads = 4 * kWarp;
-constexpr int kMaxStages = 8;
 constexpr int kMmaTokens = 16;  // tokens that a step of P·V takes
 
 constexpr int kTile = 64;  // tokens of a tile, the unit of the line

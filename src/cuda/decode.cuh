@@ -109,6 +109,7 @@ __global__ void __launch_bounds__(C::kThreads, 1) decode_kernel(const __grid_con
   } else {
     if (threadIdx.x == 0) mark(p, Mark::kEntry);
     set_up<C>(p, shared);
+    if (p.padded) clear_padding<C>(memory, p, threadIdx.x, C::kConsumers);
     ptx::let_next_kernel_start();
     ptx::wait_for_previous_kernel();
     if (p.line.output_stretches > 0) load_own_q<C>(p, threadIdx.x, q_ring_at);

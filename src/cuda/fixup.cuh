@@ -81,6 +81,7 @@ __device__ __forceinline__ void store_rows(const Rows<C, kCount>& rows, int firs
     const FinishedRow finished = finish_row(rows.row[i], info, info.first_row + row, p);
 #pragma unroll
     for (int n = 0; n < C::kDimSteps; ++n) {
+      if (warp * C::kWarpDims + n * 8 >= p.head_dim_v) break;
       store_pair<C>(to.o + n * 8, rows.values[i][2 * n] * finished.factor, rows.values[i][2 * n + 1] * finished.factor, p.o.access_bytes);
     }
     if (to.lse != nullptr) *to.lse = finished.lse;

@@ -21,7 +21,7 @@ __device__ __forceinline__ void copy_narrow(std::uint32_t to, const std::uint16_
   }
 }
 
-// Q of a row block into shared memory, by kProducerThreads threads. Rows past the last are 0; padding to 16 rows is whatever it was: rows
+// Q of a row block into shared memory, by kProducerThreads threads. Rows past the last and columns past head_dim are 0; padding to 16 rows is whatever it was: rows
 // never mix.
 template <class C>
 __device__ __forceinline__ void load_q(const Params& p, int tid, std::uint32_t q_at, int seq, int q_len, int q_head, int first_row,
@@ -32,7 +32,7 @@ __device__ __forceinline__ void load_q(const Params& p, int tid, std::uint32_t q
   const std::uint64_t policy = ptx::evict_first_policy();
 #pragma unroll 1
   for (int row = tid / C::kRowChunks; row < C::kRows; row += C::kPassTokens) {
-    const bool valid = row < rows;
+    const bool valid = row < rows && chunk * 8 < p.head_dim;
     const std::uint16_t* from = q;
     if (valid) {
       const int packed = first_row + row, token = q_len == 1 ? 0 : packed / p.group;
@@ -57,6 +57,17 @@ __device__ __forceinline__ void load_own_q(const Params& p, int tid, std::uint32
   }
 }
 
+// Columns that the problem does not have, in every stage: zeros once, and no copy ever writes there. tid: 0 … threads − 1.
+template <class C>
+__device__ __forceinline__ void clear_padding(unsigned char* stages, const Params& p, int tid, int threads) {
+  auto* const chunks = reinterpret_cast<uint4*>(stages);
+  for (int row = tid; row < p.stages * 2 * C::kTokens; row += threads) {  // a token of K or V
+    const int dim = row / C::kTokens % 2 == 0 ? p.head_dim : p.head_dim_v;
+#pragma unroll 1
+    for (int chunk = dim / 8; chunk < C::kRowChunks; ++chunk) chunks[swizzled<C::kRowChunks>(row, chunk)] = make_uint4(0, 0, 0, 0);
+  }
+}
+
 // Where the tokens of a seq lie, for one KV head and this thread's chunk of a row.
 struct KvBase {
   const std::uint16_t* k;
@@ -77,7 +88,9 @@ class Producer {
         policy_(ptx::evict_first_policy()),
         general_(params.general),
         pass_token_(tid / C::kRowChunks),
-        chunk_(tid % C::kRowChunks) {
+        chunk_(tid % C::kRowChunks),
+        has_k_(chunk_ * 8 < params.head_dim),
+        has_v_(chunk_ * 8 < params.head_dim_v) {
     for (int i = 0; i < C::kPassPlaces; ++i) place_[i] = ptx::kept(swizzled<C::kRowChunks>(i * C::kPassTokens + pass_token_, chunk_) * 16);
   }
 
@@ -260,6 +273,7 @@ class Producer {
 
   __device__ __forceinline__ void load_kv(const Stage& stage, const KvBase& base) {
     const int filled = (stage.tokens + kMmaTokens - 1) / kMmaTokens * kMmaTokens;  // the matrix units read whole steps
+    const int filled_k = has_k_ ? filled : 0, filled_v = has_v_ ? filled : 0;
     // Page ids are fetched before there is room: their latency hides behind the wait.
     int page[C::kPasses];
     if (base.pages != nullptr) {
@@ -274,14 +288,14 @@ class Producer {
     wait_for_room();
     const std::uint32_t k_at = stages_at_ + slot_ * 2 * C::kStageBytes, v_at = k_at + C::kStageBytes;
     if (general_) [[unlikely]] {
-      load_general(k_at, base.k, p_.k, stage, filled, base.pages);
-      load_general(v_at, base.v, p_.v, stage, filled, base.pages);
+      load_general(k_at, base.k, p_.k, p_.head_dim, stage, filled, base.pages);
+      load_general(v_at, base.v, p_.v, p_.head_dim_v, stage, filled, base.pages);
     } else if (pass_token_ < C::kPassTokens) {
       if (base.pages != nullptr) {
-        load_pages(k_at, v_at, base, stage, filled, page);
+        load_pages(k_at, v_at, base, stage, filled_k, filled_v, page);
       } else {
-        load_rows(k_at, base.k, p_.k, stage, filled);
-        load_rows(v_at, base.v, p_.v, stage, filled);
+        load_rows(k_at, base.k, p_.k, stage, filled_k);
+        load_rows(v_at, base.v, p_.v, stage, filled_v);
       }
     }
     if (tid_ == 0 && round_ == 0 && slot_ == 0) mark(p_, Mark::kIssued);
@@ -294,12 +308,12 @@ class Producer {
     return place_[i % C::kPassPlaces] + i / C::kPassPlaces * C::kPassPlaces * C::kPassTokens * C::kRowBytes;
   }
 
-  // K or V of a stage in 16-byte copies; tokens lie token_stride apart.
+  // K or V of a stage in 16-byte copies; tokens lie token_stride apart. filled: tokens that this thread's chunk is written for.
   __device__ __forceinline__ void load_rows(std::uint32_t to, const std::uint16_t* base, const KvRows& rows, const Stage& stage,
                                             int filled) const {
     const std::uint16_t* from = base + (stage.token_begin + pass_token_) * rows.token_stride;
     const std::int64_t step = C::kPassTokens * rows.token_stride;
-    if (stage.tokens == C::kTokens) {
+    if (stage.tokens == C::kTokens && !p_.padded) {
 #pragma unroll
       for (int i = 0; i < C::kPasses; ++i, from += step) ptx::cp_async_16(to + place(i), from, policy_);
     } else {
@@ -318,8 +332,8 @@ class Producer {
   }
 
   // K and V where tokens lie in pages.
-  __device__ __forceinline__ void load_pages(std::uint32_t k_at, std::uint32_t v_at, const KvBase& base, const Stage& stage, int filled,
-                                             const int (&page)[C::kPasses]) const {
+  __device__ __forceinline__ void load_pages(std::uint32_t k_at, std::uint32_t v_at, const KvBase& base, const Stage& stage, int filled_k,
+                                             int filled_v, const int (&page)[C::kPasses]) const {
     const auto* k = reinterpret_cast<const unsigned char*>(base.k);
     const auto* v = reinterpret_cast<const unsigned char*>(base.v);
 #pragma unroll
@@ -327,17 +341,18 @@ class Producer {
       const int token = i * C::kPassTokens + pass_token_, of_seq = stage.token_begin + token;
       const int in_page = of_seq - page_of(of_seq) * p_.page_size;
       const int bytes = token < stage.tokens ? 16 : 0;
-      ptx::cp_async_16_if(token < filled, k_at + place(i), k + row_offset(p_.k, page[i], in_page), bytes, policy_);
-      ptx::cp_async_16_if(token < filled, v_at + place(i), v + row_offset(p_.v, page[i], in_page), bytes, policy_);
+      ptx::cp_async_16_if(token < filled_k, k_at + place(i), k + row_offset(p_.k, page[i], in_page), bytes, policy_);
+      ptx::cp_async_16_if(token < filled_v, v_at + place(i), v + row_offset(p_.v, page[i], in_page), bytes, policy_);
     }
   }
 
   // K or V in any layout: narrow accesses, strides of any size.
-  __device__ __forceinline__ void load_general(std::uint32_t to, const std::uint16_t* base, const KvRows& rows, const Stage& stage,
+  __device__ __forceinline__ void load_general(std::uint32_t to, const std::uint16_t* base, const KvRows& rows, int dim, const Stage& stage,
                                                int filled, const int* pages) const {
 #pragma unroll 1
     for (int index = tid_; index < filled * C::kRowChunks; index += kProducerThreads) {
       const int token = index / C::kRowChunks, chunk = index % C::kRowChunks;
+      if (chunk * 8 >= dim) continue;
       const bool read = token < stage.tokens;
       const std::uint16_t* from = base + (chunk - chunk_) * 8;
       if (read) {
@@ -366,6 +381,7 @@ class Producer {
   const std::uint64_t policy_;
   const bool general_;            // Params::general
   const int pass_token_, chunk_;  // of this thread in a pass
+  const bool has_k_, has_v_;      // K and V have that chunk
   std::uint32_t place_[C::kPassPlaces];
 };
 

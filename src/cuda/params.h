@@ -41,7 +41,7 @@ struct Params {
 
   bool general = false;  // a row of Q, K or V is aligned to less than 16 bytes, or a stride of K or V has more than 31 bits in bytes
   RowView q;             // [total_q, q_heads, head_dim]
-  RowView o;             // [total_q, q_heads, head_dim]
+  RowView o;             // [total_q, q_heads, head_dim_v]
   KvRows k;              // see problem.h, KvLayout
   KvRows v;
   float* lse = nullptr;              // [total_q, q_heads], or null
@@ -53,6 +53,9 @@ struct Params {
 
   int kv_heads = 1;
   int group = 1;
+  int head_dim = 0;  // of Q and K, and of V and O: multiples of 8, at most the variant's
+  int head_dim_v = 0;
+  bool padded = false;  // one of them is less: the columns beyond are zeros in shared memory that nobody reads or writes outside
   bool causal = true;
   float scale_log2 = 0.0f;  // scale·log2(e): logits in units of log2
   float lse_factor = 1.0f;  // LSE in the caller's base ÷ LSE in base 2
@@ -87,5 +90,6 @@ struct Params {
 };
 
 constexpr int kMaxConsumerWarps = 8;
+constexpr int kMaxStages = 8;  // in flight
 
 }  // namespace leanattn::cuda
