@@ -201,6 +201,30 @@ TEST_F(CudaCases, AlibiNearAndFar) {
   }
 }
 
+// A NaN in a head's own slope or sink makes its rows NaN and no others.
+TEST_F(CudaCases, NanInALogitRuleMakesItsHeadNan) {
+  for (const char* line : {"- 4 2 64 700,65,1 alibi=1", "- 8 1 128 700,65,1 sink=1 dtype=f16"}) {
+    CaseData data(parse_case(line));
+    Problem p = data.problem();
+    const float* const values = p.sinks ? p.sinks : p.alibi_slopes;
+    std::vector<float> with_nan(values, values + p.q_heads);
+    with_nan[1] = kNan;
+    (p.sinks ? p.sinks : p.alibi_slopes) = with_nan.data();
+    Reference reference = compute_reference(p);
+    for (std::size_t row = 1; row < reference.row.size(); row += static_cast<std::size_t>(p.q_heads)) {
+      reference.row[row] = Reference::kNotComputed;
+    }
+    DeviceProblem device(p);
+    each_way(p, device, [&](const Options& options, const Bits&) {
+      EXPECT_TRUE(is_right(p, reference)) << device_text_of(options);
+      for (std::int64_t row = 1; row < data.rows(); row += p.q_heads) {
+        for (int i = 0; i < p.head_dim; ++i) ASSERT_TRUE(std::isnan(data.o_at(row, i))) << "row " << row << " dim " << i;
+        ASSERT_TRUE(std::isnan(data.lse_at(row))) << "row " << row;
+      }
+    });
+  }
+}
+
 // --- Trees ---
 
 TEST_F(CudaCases, Q2_TreeMasks) {

@@ -233,7 +233,11 @@ class Producer {
     info.q_len = segment.lens.q_len;
     info.first_row = row_block_ * C::kRows;
     info.rows = min_of(info.q_len * p_.group - info.first_row, C::kRows);
-    if (!own_) load_q<C>(p_, tid_, q_at_ + segment_slot_ * C::kQBytes, info.seq, info.q_len, info.q_head, info.first_row, info.rows);
+    if (!own_) {  // the consumers have brought it then
+      // Q of the segment `stages` segments ago is no longer in use: each segment since has at least one stage, and the stage of that many
+      // stages ago is free.
+      load_q<C>(p_, tid_, q_at_ + segment_slot_ * C::kQBytes, info.seq, info.q_len, info.q_head, info.first_row, info.rows);
+    }
     info.parts = 1;
     info.part = info.first_stretch = 0;
     info.of_cluster = own_ && line_clusters();
