@@ -79,10 +79,17 @@ __device__ __forceinline__ void store_rows(const Rows<C, kCount>& rows, int firs
     if (row >= info.rows) continue;
     const OutputRow to = OutputRow::of<C>(p, info, row, warp, lane);
     const FinishedRow finished = finish_row(rows.row[i], info, info.first_row + row, p);
-#pragma unroll
-    for (int n = 0; n < C::kDimSteps; ++n) {
-      if (warp * C::kWarpDims + n * 8 >= p.head_dim_v) break;
+    const auto store_step = [&](int n) {
       store_pair<C>(to.o + n * 8, rows.values[i][2 * n] * finished.factor, rows.values[i][2 * n + 1] * finished.factor, p.o.access_bytes);
+    };
+    if (p.padded) [[unlikely]] {
+#pragma unroll
+      for (int n = 0; n < C::kDimSteps; ++n) {
+        if (warp * C::kWarpDims + n * 8 < p.head_dim_v) store_step(n);
+      }
+    } else {
+#pragma unroll
+      for (int n = 0; n < C::kDimSteps; ++n) store_step(n);
     }
     if (to.lse != nullptr) *to.lse = finished.lse;
   }
@@ -212,10 +219,7 @@ __device__ __forceinline__ void finish_segment(const RowState<C>& state, const R
       of_segment.row[i] = rows[first + i];
       const int tile = (first + i) / C::kHalves, half = (first + i) % C::kHalves;
 #pragma unroll
-      for (int r = 0; r < C::kRowValues; ++r) {
-        // A row without a key is 0, even where another row of its seq sees a V that is not finite.
-        of_segment.values[i][r] = of_segment.row[i].sum == 0.0f ? 0.0f : state.values[tile][r / 2][2 * half + r % 2];
-      }
+      for (int r = 0; r < C::kRowValues; ++r) of_segment.values[i][r] = state.values[tile][r / 2][2 * half + r % 2];
     }
     if (info.parts == 1) {
       store_rows(of_segment, first, info, p, group, warp, lane);

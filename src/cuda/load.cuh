@@ -88,9 +88,7 @@ class Producer {
         policy_(ptx::evict_first_policy()),
         general_(params.general),
         pass_token_(tid / C::kRowChunks),
-        chunk_(tid % C::kRowChunks),
-        has_k_(chunk_ * 8 < params.head_dim),
-        has_v_(chunk_ * 8 < params.head_dim_v) {
+        chunk_(tid % C::kRowChunks) {
     for (int i = 0; i < C::kPassPlaces; ++i) place_[i] = ptx::kept(swizzled<C::kRowChunks>(i * C::kPassTokens + pass_token_, chunk_) * 16);
   }
 
@@ -103,25 +101,32 @@ class Producer {
     if (own_) {
       segment = own_stretch(line);
     } else {
-      find_stretch<C>(line, along_or_beside(line), tid_, shared_);
+      const long long stretch = along_or_beside(line);
+      if (line.window_left < 0) {
+        find_stretch<C>(without_window(line), stretch, tid_, shared_);
+      } else {
+        find_stretch<C>(line, stretch, tid_, shared_);
+      }
       cursor = shared_.cursor;
       cut = shared_.cut;
       meet_consumers();  // before a copy: they have brought Q where an output might have had stretches of its own
     }
     const bool idle = own_ && static_cast<int>(blockIdx.x) >= own_stretches_;
-    Line lean_line = line;  // a second time for the policy that everyone uses: half the instructions
+    Line lean_line = without_window(line);  // a second time for the policy that everyone uses: half the instructions
     lean_line.policy = Policy::kLean;
-    while (!idle &&
-           (own_ || (line.policy == Policy::kLean ? next_segment(lean_line, cursor, segment) : next_segment(line, cursor, segment)))) {
+    const bool lean = line.policy == Policy::kLean && line.window_left < 0;
+    while (!idle && (own_ || (lean ? next_segment(lean_line, cursor, segment) : next_segment(line, cursor, segment)))) {
       locate(line, segment);
       const KvBase base = kv_base(segment.seq);
       if (tid_ == 0 && round_ == 0 && slot_ == 0) mark(p_, Mark::kSegment);
       const int seen_by_all = segment.lens.kv_len - (p_.causal ? segment.lens.q_len - 1 : 0);
-      const int first_token = seq_first_token(line, segment.lens), first_tile = first_token / kTile;
-      const int begin = max_of((first_tile + segment.tile_begin) * kTile, first_token);
-      // The last tile may end behind what an int counts.
-      const int end = ends_output(segment) ? segment.lens.kv_len : (first_tile + segment.tile_end) * kTile;
-      const PlainTokens plain = plain_tokens(segment.lens);
+      int begin = segment.tile_begin * kTile;
+      int end = ends_output(segment) ? segment.lens.kv_len : segment.tile_end * kTile;  // beyond kv_len may lie no int
+      if (p_.rules) [[unlikely]] {                                                      // tile 0 is where the window begins
+        const int first_token = seq_first_token(line, segment.lens), before = first_token / kTile * kTile;
+        begin = max_of(begin + before, first_token);
+        if (!ends_output(segment)) end += before;
+      }
       Stage stage;
       stage.token_begin = begin;
       do {  // once for an empty seq
@@ -130,11 +135,13 @@ class Producer {
         stage.tokens = left >= C::kTokens ? C::kTokens : left > 0 ? left : 0;
         const int stage_end = stage.token_begin + stage.tokens;
         stage.flags = (stage.token_begin == begin ? Stage::kFirst : 0) | (stage_end >= end ? Stage::kLast : 0) |
-                      (stage.tokens < C::kTokens || stage_end > seen_by_all ? Stage::kMasked : 0) |
-                      (stage.token_begin < plain.begin || stage_end > plain.end ? Stage::kRuled : 0);
+                      (stage.tokens < C::kTokens || stage_end > seen_by_all ? Stage::kMasked : 0);
         load_kv(stage, base);
         if (stage.flags & Stage::kFirst) load_segment(line, segment, cursor, cut);
-        if (tid_ == 0) shared_.stages[slot_] = stage;
+        if (tid_ == 0) {
+          if (p_.rules && has_rules(stage, segment.lens)) stage.flags |= Stage::kRuled;
+          shared_.stages[slot_] = stage;
+        }
         arrive();
         stage.token_begin = stage_end;
       } while (stage.token_begin < end);
@@ -157,7 +164,7 @@ class Producer {
     own.cu_seqlens_q = nullptr;
     const int seq = blockIdx.z;
     const SeqLens lens = seq_lens(own, seq);
-    const int tiles = seq_tiles(own, lens);
+    const int tiles = p_.rules ? seq_tiles(own, lens) : seq_tiles(without_window(own), lens);
     own_stretches_ = own_stretches(own, tiles);
     const int whole = own_stretches_ == own.output_stretches    ? p_.of_all.of(tiles)
                       : own_stretches_ == own.cluster_stretches ? p_.of_cluster.of(tiles)
@@ -182,17 +189,11 @@ class Producer {
     return stretch_;
   }
 
-  // Tokens of a seq in which no rule of rules.cuh has a say: those that the window of the last row reaches, up to the tree.
-  struct PlainTokens {
-    int begin;
-    int end;
-  };
-  __device__ __forceinline__ PlainTokens plain_tokens(const SeqLens& lens) const {
-    constexpr int kMost = 0x7fffffff;
-    if (!p_.rules) return {0, kMost};
-    if (p_.softcap_log2 > 0.0f || p_.alibi_slopes != nullptr) return {kMost, 0};
-    return {p_.line.window_left < 0 ? 0 : lens.kv_len - 1 - p_.line.window_left,
-            p_.tree_mask != nullptr ? lens.kv_len - lens.q_len : kMost};
+  // Soft-cap and ALiBi have a say in every stage; a window where the last row does not see all of it; a tree where its tokens are.
+  __device__ __forceinline__ bool has_rules(const Stage& stage, const SeqLens& lens) const {
+    if (p_.softcap_log2 > 0.0f || p_.alibi_slopes != nullptr) return true;
+    if (p_.line.window_left >= 0 && stage.token_begin < lens.kv_len - 1 - p_.line.window_left) return true;
+    return p_.tree_mask != nullptr && stage.token_begin + stage.tokens > lens.kv_len - lens.q_len;
   }
 
   // The segment's KV head and row block.
@@ -277,7 +278,6 @@ class Producer {
 
   __device__ __forceinline__ void load_kv(const Stage& stage, const KvBase& base) {
     const int filled = (stage.tokens + kMmaTokens - 1) / kMmaTokens * kMmaTokens;  // the matrix units read whole steps
-    const int filled_k = has_k_ ? filled : 0, filled_v = has_v_ ? filled : 0;
     // Page ids are fetched before there is room: their latency hides behind the wait.
     int page[C::kPasses];
     if (base.pages != nullptr) {
@@ -296,10 +296,10 @@ class Producer {
       load_general(v_at, base.v, p_.v, p_.head_dim_v, stage, filled, base.pages);
     } else if (pass_token_ < C::kPassTokens) {
       if (base.pages != nullptr) {
-        load_pages(k_at, v_at, base, stage, filled_k, filled_v, page);
+        load_pages(k_at, v_at, base, stage, filled, page);
       } else {
-        load_rows(k_at, base.k, p_.k, stage, filled_k);
-        load_rows(v_at, base.v, p_.v, stage, filled_v);
+        load_rows(k_at, base.k, p_.k, p_.head_dim, stage, filled);
+        load_rows(v_at, base.v, p_.v, p_.head_dim_v, stage, filled);
       }
     }
     if (tid_ == 0 && round_ == 0 && slot_ == 0) mark(p_, Mark::kIssued);
@@ -312,8 +312,11 @@ class Producer {
     return place_[i % C::kPassPlaces] + i / C::kPassPlaces * C::kPassPlaces * C::kPassTokens * C::kRowBytes;
   }
 
-  // K or V of a stage in 16-byte copies; tokens lie token_stride apart. filled: tokens that this thread's chunk is written for.
-  __device__ __forceinline__ void load_rows(std::uint32_t to, const std::uint16_t* base, const KvRows& rows, const Stage& stage,
+  // How many tokens of `filled` this thread's chunk is written for: none where it lies beyond the row.
+  __device__ __forceinline__ int filled_of(int dim, int filled) const { return p_.padded && chunk_ * 8 >= dim ? 0 : filled; }
+
+  // K or V of a stage in 16-byte copies; tokens lie token_stride apart.
+  __device__ __forceinline__ void load_rows(std::uint32_t to, const std::uint16_t* base, const KvRows& rows, int dim, const Stage& stage,
                                             int filled) const {
     const std::uint16_t* from = base + (stage.token_begin + pass_token_) * rows.token_stride;
     const std::int64_t step = C::kPassTokens * rows.token_stride;
@@ -321,6 +324,7 @@ class Producer {
 #pragma unroll
       for (int i = 0; i < C::kPasses; ++i, from += step) ptx::cp_async_16(to + place(i), from, policy_);
     } else {
+      filled = filled_of(dim, filled);
 #pragma unroll
       for (int i = 0; i < C::kPasses; ++i, from += step) {
         const int token = i * C::kPassTokens + pass_token_;
@@ -336,8 +340,9 @@ class Producer {
   }
 
   // K and V where tokens lie in pages.
-  __device__ __forceinline__ void load_pages(std::uint32_t k_at, std::uint32_t v_at, const KvBase& base, const Stage& stage, int filled_k,
-                                             int filled_v, const int (&page)[C::kPasses]) const {
+  __device__ __forceinline__ void load_pages(std::uint32_t k_at, std::uint32_t v_at, const KvBase& base, const Stage& stage, int filled,
+                                             const int (&page)[C::kPasses]) const {
+    const int filled_k = filled_of(p_.head_dim, filled), filled_v = filled_of(p_.head_dim_v, filled);
     const auto* k = reinterpret_cast<const unsigned char*>(base.k);
     const auto* v = reinterpret_cast<const unsigned char*>(base.v);
 #pragma unroll
@@ -385,7 +390,6 @@ class Producer {
   const std::uint64_t policy_;
   const bool general_;            // Params::general
   const int pass_token_, chunk_;  // of this thread in a pass
-  const bool has_k_, has_v_;      // K and V have that chunk
   std::uint32_t place_[C::kPassPlaces];
 };
 

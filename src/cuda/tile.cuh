@@ -223,10 +223,11 @@ __device__ __forceinline__ void values(RowState<C>& state, const float (&shrink)
   }
 }
 
-// (m, ℓ) of the segment's rows, the same in every warp of the group.
+// (m, ℓ) of the segment's rows, the same in every warp of the group. Õ of a row without a key becomes 0: it is not where another row of
+// the seq sees a V that is not finite.
 template <class C>
-__device__ __forceinline__ void finish_rows(RowPartial (&rows)[C::kLaneRows], const RowState<C>& state, Shared<C>& shared, int group,
-                                            int warp, int lane) {
+__device__ __forceinline__ void finish_rows(RowPartial (&rows)[C::kLaneRows], RowState<C>& state, Shared<C>& shared, int group, int warp,
+                                            int lane) {
 #pragma unroll
   for (int i = 0; i < C::kLaneRows; ++i) {
     float sum = state.sum[i];
@@ -235,11 +236,23 @@ __device__ __forceinline__ void finish_rows(RowPartial (&rows)[C::kLaneRows], co
     if (lane % 4 == 0) shared.warp_sum[group][warp][group_row<C>(i, lane)] = sum;
   }
   ptx::named_barrier(1 + group, kGroupThreads);
+  bool empty = false;
 #pragma unroll
   for (int i = 0; i < C::kLaneRows; ++i) {
     rows[i] = {state.max[i], 0.0f};
 #pragma unroll
     for (int from = 0; from < kGroupWarps; ++from) rows[i].sum += shared.warp_sum[group][from][group_row<C>(i, lane)];
+    empty |= rows[i].sum == 0.0f;
+  }
+  if (__any_sync(~0u, empty)) [[unlikely]] {
+#pragma unroll
+    for (int i = 0; i < C::kLaneRows; ++i) {
+      const int tile = i / C::kHalves, half = i % C::kHalves;
+#pragma unroll
+      for (int n = 0; n < C::kDimSteps; ++n) {
+        if (rows[i].sum == 0.0f) state.values[tile][n][2 * half] = state.values[tile][n][2 * half + 1] = 0.0f;
+      }
+    }
   }
 }
 
