@@ -266,9 +266,10 @@ Layout lay_out(const Plan& plan) {
   layout.counter_bytes = 2 * slots * kMaxConsumerWarps * sizeof(std::uint32_t);
   layout.row_bytes = slots * plan.kernel.slot_row_bytes;
   layout.value_bytes = slots * plan.kernel.slot_value_bytes;
-#if defined(LEANATTN_TIMELINE)  // at the end
-  layout.timeline_bytes = static_cast<std::size_t>(std::max(plan.grid, plan.device.sms)) * kMarks * sizeof(std::uint64_t);
-#endif
+  if (kKeepsTimeline) {  // at the end
+    const std::size_t blocks = std::size_t{plan.grid.x} * plan.grid.y * plan.grid.z;
+    layout.timeline_bytes = std::max(blocks, slots / 2) * kMarks * sizeof(std::uint64_t);
+  }
   return layout;
 }
 
@@ -373,11 +374,8 @@ void decode(const Problem& problem, const Options& options, std::span<std::byte>
 }
 
 std::vector<std::string> timeline_marks() {
-#if defined(LEANATTN_TIMELINE)
+  if (!kKeepsTimeline) return {};
   return {std::begin(kMarkNames), std::end(kMarkNames)};
-#else
-  return {};
-#endif
 }
 
 std::size_t timeline_bytes(const Problem& problem, const Options& options) { return lay_out(make_plan(problem, options)).timeline_bytes; }
