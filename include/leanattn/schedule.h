@@ -114,9 +114,8 @@ LEANATTN_HOST_DEVICE inline SeqLens seq_lens(const Line& line, int seq) { return
 
 // First token that any row sees: the left end of the window of query token 0.
 LEANATTN_HOST_DEVICE inline int seq_first_token(const Line& line, const SeqLens& lens) {
-  if (line.window_left < 0) return 0;
-  const long long first = static_cast<long long>(lens.kv_len) - lens.q_len - line.window_left;
-  return first > 0 ? static_cast<int>(first) : 0;
+  const int old = lens.kv_len - lens.q_len;  // tokens before the new ones
+  return line.window_left >= 0 && old > line.window_left ? old - line.window_left : 0;
 }
 LEANATTN_HOST_DEVICE inline int seq_first_token(const Line& line, int seq) { return seq_first_token(line, seq_lens(line, seq)); }
 

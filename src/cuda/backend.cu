@@ -298,6 +298,8 @@ Params make_params(const Problem& problem, const Plan& plan, std::byte* workspac
   p.head_dim = problem.head_dim;
   p.head_dim_v = head_dim_v(problem);
   p.padded = p.head_dim < plan.head_dim || p.head_dim_v < plan.head_dim;
+  p.general_or_padded_pages = p.general || (p.padded && p.block_table != nullptr);
+  p.whole_tokens = p.padded ? -1 : plan.kernel.stage_tokens;
   p.causal = problem.causal;
   p.scale_log2 = scale(problem) * kLog2E;
   p.lse_factor = problem.lse_base == LseBase::kTwo ? 1.0f : kLn2;
@@ -308,6 +310,7 @@ Params make_params(const Problem& problem, const Plan& plan, std::byte* workspac
   p.tree_mask = reinterpret_cast<const std::uint32_t*>(problem.tree_mask);  // words of 64 bits, low half first
   p.tree_words = 2 * tree_mask_words(problem);
   p.sinks = problem.sinks;
+  p.has_sinks = problem.sinks != nullptr;
   p.sink_lse_factor = problem.lse_base == LseBase::kTwo ? kLog2E : 1.0f;
   p.stages = plan.stages;
   if (p.line.output_stretches > 0) {
