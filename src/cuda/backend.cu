@@ -238,7 +238,12 @@ Plan make_plan(const Problem& problem, const Options& options) {
   const bool beside = line.head_order == HeadOrder::kBeside;
   line.workers = beside ? blocks / lines : blocks;
   plan.grid = dim3(static_cast<unsigned>(beside ? line.workers * lines : line.workers));
-  const std::int64_t most_tiles = std::max<std::int64_t>((max_kv_len(problem) + line.tile_tokens - 1) / line.tile_tokens, 1);
+  std::int64_t most_tokens = max_kv_len(problem);
+  if (problem.window_left >= 0) {
+    const std::int64_t seen = static_cast<std::int64_t>(problem.window_left) + problem.q_len;
+    most_tokens = std::min(most_tokens, seen + line.tile_tokens - 1);  // the window may begin anywhere in a tile
+  }
+  const std::int64_t most_tiles = std::max<std::int64_t>((most_tokens + line.tile_tokens - 1) / line.tile_tokens, 1);
   if (options.policy == Policy::kLean && options.workers == 0 && problem.cu_seqlens_q == nullptr && most_rows <= plan.rows) {
     own_stretches(problem, most_tiles, code_architecture() >= 90 && !is_portable(options), plan);
   }

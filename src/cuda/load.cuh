@@ -117,9 +117,10 @@ class Producer {
       if (tid_ == 0 && round_ == 0 && slot_ == 0) mark(p_, Mark::kSegment);
       const PlainTokens plain = plain_tokens(segment.lens);
       const int first_token = seq_first_token(line, segment.lens), first_tile = first_token / kTile;
-      const int begin = max_of((first_tile + segment.tile_begin) * kTile, first_token);
-      int end = segment.lens.kv_len;
+      int end = segment.lens.kv_len;  // where the last tile would end, or one behind it begin, there may be no int
       if (!ends_output(segment)) end = (first_tile + segment.tile_end) * kTile;
+      int begin = end;  // of a stretch without a tile
+      if (segment.tile_begin < segment.tiles) begin = max_of((first_tile + segment.tile_begin) * kTile, first_token);
       Stage stage;
       stage.token_begin = begin;
       do {  // once for an empty seq
