@@ -65,7 +65,7 @@ struct FinishedRow {
 __device__ __forceinline__ FinishedRow finish_row(const RowPartial& row, int q_head, const Params& p) {
   FinishedRow finished{finish_factor(row), finish_lse<LogUnit::kLog2>(row) * p.lse_factor};
   if (p.has_sinks) {
-    const float sink = __ldg(p.sinks + q_head);
+    const float sink = p.sinks[q_head];
     const RowMerge merge = merge_rows<LogUnit::kLog2>(row, sink_partial(sink * kLog2E));
     finished.factor = (merge.swapped ? merge.factor : 1.0f) * finish_factor(merge.row);
     // Without a key the LSE is the sink itself, not what is left of it after two conversions.

@@ -23,7 +23,7 @@ __device__ __forceinline__ void start_rules(const SegmentInfo& info, const Param
     // Rows past the last stand in for it: they must not address a tree row.
     const int packed = min_of(info.first_row + group * C::kGroupRows + row, info.q_len * p.group - 1);
     const int token = packed / p.group, head = packed - token * p.group;
-    const float slope = p.alibi_slopes != nullptr ? __ldg(p.alibi_slopes + info.q_head + head) * kLog2E : 0.0f;
+    const float slope = p.alibi_slopes != nullptr ? p.alibi_slopes[info.q_head + head] * kLog2E : 0.0f;
     shared.row_rules[group][warp][row] = {info.kv_len - info.q_len + token, slope};
   }
   __syncwarp();
@@ -98,7 +98,7 @@ __device__ __forceinline__ void apply_rules(float (&sums)[C::kParts][C::kRowTile
       for_each(i, [&](float& logit, int offset) {
         const int bit = stage.token_begin + first + offset - first_new;
         if (bit < 0 || first + offset >= stage.tokens) return;
-        if ((__ldg(row + bit / 32) >> bit % 32 & 1) == 0) logit = kMinusInfinity;
+        if ((row[bit / 32] >> bit % 32 & 1) == 0) logit = kMinusInfinity;
       });
     }
   }
