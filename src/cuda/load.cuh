@@ -21,8 +21,8 @@ __device__ __forceinline__ void copy_narrow(std::uint32_t to, const std::uint16_
   }
 }
 
-// Q of a row block into shared memory, by kProducerThreads threads. Rows past the last and columns past head_dim are 0; padding to 16 rows is whatever it was: rows
-// never mix.
+// Q of a row block into shared memory, by kProducerThreads threads. Rows past the last and columns past head_dim are 0; padding to 16 rows
+// is whatever it was: rows never mix.
 template <class C>
 __device__ __forceinline__ void load_q(const Params& p, int tid, std::uint32_t q_at, int seq, int q_len, int q_head, int first_row,
                                        int rows) {
