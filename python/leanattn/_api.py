@@ -3,19 +3,67 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from . import _arrays, _core
 from ._arrays import Array
-from ._core import Call, Options, Workspace
+from ._core import Call, Workspace
 
 _BASES = {"e": False, 2: True, "2": True}
 _LAYOUTS = {"NHD": False, "HND": True}
 
 # leanattn.ops, once it is imported: what a traced call becomes.
 _operators: Any = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
+    """How to compute. The values change speed and rounding, never meaning; those that the call's backend does not know are ignored.
+
+    policy               "lean": equal stretches of the whole batch; "flashdecoding": `splits` parts of each output, 0 for the usual
+                         heuristic; "fa2": a worker an output
+    head_order           KV heads "along" the line or "beside" each other; "auto" lets the backend choose
+    batch_invariant      a row's bits depend on its own sequence only, under every policy and worker count
+    workers              CPU: at most so many threads, 0: OpenMP's number. CUDA: thread blocks, 0: one a multiprocessor
+    programmatic_launch  CUDA: start while the kernel before is ending (compute capability 9.0)
+    cpu_isa, cuda_path   a name that info() lists; None: the fastest
+
+    Raises ValueError for a name that is not known. Ranges are checked by the call.
+    """
+
+    policy: str = "lean"
+    splits: int = 0
+    head_order: str = "auto"
+    batch_invariant: bool = False
+    workers: int = 0
+    programmatic_launch: bool = False
+    cpu_isa: str | None = None
+    cuda_path: str | None = None
+
+    def __post_init__(self) -> None:
+        if not _arrays.tracing():
+            _ = self._native
+
+    @functools.cached_property
+    def _native(self) -> _core.Options:
+        return _core.Options(
+            policy=self.policy,
+            splits=self.splits,
+            head_order=self.head_order,
+            batch_invariant=self.batch_invariant,
+            workers=self.workers,
+            programmatic_launch=self.programmatic_launch,
+            cpu_isa=self.cpu_isa,
+            cuda_path=self.cuda_path,
+        )
+
+
+def _native(options: Options | None) -> _core.Options | None:
+    return None if options is None else options._native
 
 
 def _base2(lse_base: Any) -> bool:
@@ -59,7 +107,7 @@ def _call(q, k, v, out, lse, small, plain, *, return_lse, options, workspace, st
         lse = _arrays.empty(tuple(q.shape[:-1]), _arrays.float32(q), q)
     if stream is not None or name != "torch":
         stream = _arrays.stream_of(stream, q)
-    _core.decode(q, k, v, out, lse, *small, *plain, options, workspace, stream)
+    _core.decode(q, k, v, out, lse, *small, *plain, _native(options), workspace, stream)
     if name == "jax":
         out = _arrays.finish(out, q, stream)
         lse = None if lse is None else _arrays.finish(lse, q, stream)
@@ -213,8 +261,28 @@ def prepare(
     heads_first = _heads_first(kv_layout)
     if kv_lens is None and cu_seqlens_kv is None and block_table is None:
         kv_lens = _full_lens(q, k, heads_first)
-    return Call(q, k, v, out, lse, kv_lens, block_table, cu_seqlens_q, cu_seqlens_kv, tree_mask, alibi_slopes, sinks, q_len, heads_first,
-                causal, window_left, scale or 0.0, softcap, _base2(lse_base), options)
+    return Call(
+        q,
+        k,
+        v,
+        out,
+        lse,
+        kv_lens,
+        block_table,
+        cu_seqlens_q,
+        cu_seqlens_kv,
+        tree_mask,
+        alibi_slopes,
+        sinks,
+        q_len,
+        heads_first,
+        causal,
+        window_left,
+        scale or 0.0,
+        softcap,
+        _base2(lse_base),
+        _native(options),
+    )
 
 
 class Reference(NamedTuple):
@@ -250,12 +318,11 @@ def reference(
 
     Takes their arguments; arrays on a GPU are copied to the host. Slow, on all cores; ^C ends it. Raises ValueError as they do.
     """
-    arrays = [kv_lens, block_table, cu_seqlens_q, cu_seqlens_kv]
-    on_host = [_arrays.host(array) for array in (q, k, v)]
-    arrays = [_arrays.host(_arrays.from_list(array, _arrays.int32(q), q)) for array in arrays]
+    lens = [_arrays.host(_arrays.from_list(array, _arrays.int32(q), q)) for array in (kv_lens, block_table, cu_seqlens_q, cu_seqlens_kv)]
     rules = [_arrays.host(array) for array in (tree_mask, alibi_slopes, sinks)]
-    o, lse, o_error, lse_error = _core.reference(*on_host, *arrays, *rules, q_len, _heads_first(kv_layout), causal, window_left,
-                                                 scale or 0.0, softcap, _base2(lse_base))
+    plain = (q_len, _heads_first(kv_layout), causal, window_left, scale or 0.0, softcap, _base2(lse_base))
+    arguments: list[Any] = [*(_arrays.host(array) for array in (q, k, v)), *lens, *rules, *plain]
+    o, lse, o_error, lse_error = _core.reference(*arguments)
     shape = _out_shape(q, v)
     return Reference(o.reshape(shape), lse.reshape(shape[:-1]), o_error, lse_error)
 

@@ -24,7 +24,7 @@ def tracing() -> bool:
 
 
 def framework(array: Array) -> str:
-    """"numpy", "torch", "jax", "cupy", or the name of what else the type comes from."""
+    """ "numpy", "torch", "jax", "cupy", or the name of what else the type comes from."""
     if tracing():
         return "torch"
     name = type(array).__module__.partition(".")[0]

@@ -5,19 +5,6 @@ from ._arrays import Array
 
 @final
 class Options:
-    """How to compute. The values change speed and rounding, never meaning; those that the call's backend does not know are ignored.
-
-    policy               "lean": equal stretches of the whole batch; "flashdecoding": `splits` parts of each output (0: the usual heuristic);
-                         "fa2": a worker an output
-    head_order           KV heads "along" the line or "beside" each other; "auto" lets the backend choose
-    batch_invariant      a row's bits depend on its own sequence only, under every policy and worker count
-    workers              CPU: at most so many threads, 0: OpenMP's number. CUDA: thread blocks, 0: one a multiprocessor
-    programmatic_launch  CUDA: start while the kernel before is ending (compute capability 9.0)
-    cpu_isa, cuda_path   a name that info() lists; None: the fastest
-
-    Raises ValueError for a name that is not known. Ranges are checked by the call.
-    """
-
     def __init__(
         self,
         *,
@@ -30,28 +17,12 @@ class Options:
         cpu_isa: str | None = None,
         cuda_path: str | None = None,
     ) -> None: ...
-    @property
-    def policy(self) -> str: ...
-    @property
-    def splits(self) -> int: ...
-    @property
-    def head_order(self) -> str: ...
-    @property
-    def batch_invariant(self) -> bool: ...
-    @property
-    def workers(self) -> int: ...
-    @property
-    def programmatic_launch(self) -> bool: ...
-    @property
-    def cpu_isa(self) -> str | None: ...
-    @property
-    def cuda_path(self) -> str | None: ...
 
 @final
 class Workspace:
-    """Memory for calls on one device, "cpu", "cuda" or "cuda:N": it grows to what they need. On the CPU calls that share one run one after the
-    other; on CUDA they must be on one stream or ordered otherwise. Calls inside `with workspace:` on this thread use it unless they are
-    given another. A captured CUDA graph needs its workspace as long as it is replayed."""
+    """Memory for calls on one device, "cpu", "cuda" or "cuda:N": it grows to what they need. On the CPU calls that share one run one after
+    the other; on CUDA they must be on one stream or ordered otherwise. Calls inside `with workspace:` on this thread use it unless they
+    are given another. A captured CUDA graph needs its workspace as long as it is replayed."""
 
     def __init__(self, device: str = "cpu") -> None: ...
     def reserve(self, nbytes: int) -> None:

@@ -3,12 +3,11 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 from . import _api, _arrays
+from ._api import Options
 from ._arrays import Array
-from ._core import Options
 
 
 def _check_room(pos: Any, room: int, block_table: Any, pages: int, page_of: Any) -> None:
@@ -68,11 +67,6 @@ def append_kv(
             cache[outer, :, pos] = new
         else:
             cache[outer, pos] = new
-
-
-@functools.cache
-def _splits(num_splits: int) -> Options | None:
-    return None if num_splits == 0 else Options(policy="flashdecoding", splits=num_splits)
 
 
 def flash_attn_with_kvcache(
@@ -140,7 +134,7 @@ def flash_attn_with_kvcache(
         "softcap": softcap,
         "alibi_slopes": alibi_slopes,
         "return_lse": return_softmax_lse,
-        "options": _splits(num_splits),
+        "options": None if num_splits == 0 else Options(policy="flashdecoding", splits=num_splits),
     }
     if block_table is None:
         result = _api.decode(q, k_cache, v_cache, kv_lens=cache_seqlens, **rules)

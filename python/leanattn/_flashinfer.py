@@ -69,9 +69,16 @@ class BatchDecodeWithPagedKVCacheWrapper:
         rope_theta: float | None = None,
         non_blocking: bool = True,
     ) -> None:
-        """indptr [batch + 1], indices [indptr[-1]], last_page_len [batch], int32: sequence b has the pages indices[indptr[b] … indptr[b + 1]],
-        the last of which holds last_page_len[b] tokens, 1 … page_size. pos_encoding_mode: "NONE" ("ALIBI" is alibi_slopes of run; rotary
-        embedding is applied before). The data types are those of the arrays given to run. Raises ValueError for what does not fit."""
+        """Takes the pages of a step.
+
+        indptr             [batch + 1] int32
+        indices            [indptr[-1]] int32: sequence b has the pages from indices[indptr[b]] up to indices[indptr[b + 1]]
+        last_page_len      [batch] int32: tokens in the last page of each, 1 … page_size
+        pos_encoding_mode  "NONE": ALiBi is alibi_slopes of run, rotary embedding is applied before
+        q_data_type, kv_data_type, data_type  not looked at: the arrays given to run say it
+
+        Raises ValueError for what does not fit.
+        """
         if pos_encoding_mode != "NONE":
             raise ValueError(f"pos_encoding_mode {pos_encoding_mode}: supported is NONE")
         batch = indptr.shape[0] - 1
@@ -98,7 +105,7 @@ class BatchDecodeWithPagedKVCacheWrapper:
         else:
             most_batch, most_pages = self._fixed
             if batch != most_batch or max_pages > most_pages:
-                raise ValueError(f"batch {batch} with up to {max_pages} pages: the graph's buffers hold batch {most_batch}, {most_pages} pages")
+                raise ValueError(f"batch {batch} with up to {max_pages} pages: the buffers hold {most_batch} with {most_pages}")
             if self._table is None:
                 self._table = xp.zeros((most_batch, most_pages), dtype=int32, **where)
                 self._lens = xp.zeros((most_batch,), dtype=int32, **where)
@@ -130,9 +137,23 @@ class BatchDecodeWithPagedKVCacheWrapper:
         heads, tokens = (1, 2) if self._heads_first else (2, 1)
         given = (q.shape[1], k_cache.shape[heads], q.shape[2], k_cache.shape[tokens])
         if given != (q_heads, kv_heads, head_dim, self._page_size):
-            raise ValueError(f"q heads, KV heads, head_dim and page_size {given}: plan was told {(q_heads, kv_heads, head_dim, self._page_size)}")
-        return _api.decode_paged(q, k_cache, v_cache, self._table, self._lens, kv_layout=self._kv_layout, lse_base=2, out=out, lse=lse,
-                                 return_lse=return_lse, alibi_slopes=alibi_slopes, sinks=sinks, **self._rules)
+            told = (q_heads, kv_heads, head_dim, self._page_size)
+            raise ValueError(f"q heads, KV heads, head_dim and page_size {given}: plan was told {told}")
+        return _api.decode_paged(
+            q,
+            k_cache,
+            v_cache,
+            self._table,
+            self._lens,
+            kv_layout=self._kv_layout,
+            lse_base=2,
+            out=out,
+            lse=lse,
+            return_lse=return_lse,
+            alibi_slopes=alibi_slopes,
+            sinks=sinks,
+            **self._rules,
+        )
 
     forward = run
 

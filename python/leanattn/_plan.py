@@ -72,7 +72,18 @@ def plan(
     Raises ValueError for a value out of range.
     """
     names = [policies] if isinstance(policies, str) else list(policies)
-    request = _core.PlanRequest([int(length) for length in kv_lens], q_heads, kv_heads, q_len, workers, tile_tokens,
-                                [_policy(name) for name in names], head_order, batch_invariant, fragment_cost_tiles, window_left)
+    request = _core.PlanRequest(
+        [int(length) for length in kv_lens],
+        q_heads,
+        kv_heads,
+        q_len,
+        workers,
+        tile_tokens,
+        [_policy(name) for name in names],
+        head_order,
+        batch_invariant,
+        fragment_cost_tiles,
+        window_left,
+    )
     request.json()  # its errors belong here
     return Plan(request)

@@ -5,9 +5,9 @@ decode, decode_paged            functional: return (out, lse); lse has no elemen
 decode_out, decode_paged_out    write to out and, where it is given, to lse
 merge                           (o1, lse1, o2, lse2) → (o, lse), in host memory
 
-The arguments are those of leanattn.decode and leanattn.decode_paged, the options by their names. Shapes and lengths may be dynamic: lengths and
-block tables are read when the kernel runs, so a captured graph serves other values in the same memory. For inference: there is no
-backward. While Dynamo traces, leanattn.decode, decode_paged, merge and what is built on them become these operators.
+The arguments are those of leanattn.decode and leanattn.decode_paged, the options by their names. Shapes and lengths may be dynamic:
+lengths and block tables are read when the kernel runs, so a captured graph serves other values in the same memory. For inference: there
+is no backward. While Dynamo traces, leanattn.decode, decode_paged, merge and what is built on them become these operators.
 
 CUDA graphs that are replayed at the same time need workspaces of their own: capture each inside `with leanattn.Workspace("cuda"):`.
 """
@@ -20,11 +20,11 @@ import sys
 import torch
 
 from . import _api, _arrays, _core
-from ._core import Options
 
 _RULES = (
-    "SymInt q_len=0, str kv_layout='NHD', bool causal=True, int window_left=-1, Tensor? tree_mask=None, float? scale=None, float softcap=0.0, "
-    "Tensor? alibi_slopes=None, Tensor? sinks=None, bool lse_base2=False, str policy='lean', int splits=0, bool batch_invariant=False, int workers=0"
+    "SymInt q_len=0, str kv_layout='NHD', bool causal=True, int window_left=-1, Tensor? tree_mask=None, float? scale=None, "
+    "float softcap=0.0, Tensor? alibi_slopes=None, Tensor? sinks=None, bool lse_base2=False, "
+    "str policy='lean', int splits=0, bool batch_invariant=False, int workers=0"
 )
 _CONTIGUOUS = "Tensor q, Tensor k, Tensor v, Tensor? kv_lens=None, Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_kv=None"
 _PAGED = "Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_table, Tensor kv_lens, Tensor? cu_seqlens_q=None"
@@ -33,26 +33,73 @@ _library = torch.library.Library("leanattn", "DEF")
 for _name, _arrays_of in (("decode", _CONTIGUOUS), ("decode_paged", _PAGED)):
     _library.define(f"{_name}({_arrays_of}, *, {_RULES}, bool return_lse=False) -> (Tensor, Tensor)", tags=torch.Tag.pt2_compliant_tag)
     _library.define(f"{_name}_out({_arrays_of}, *, {_RULES}, Tensor(a!) out, Tensor(b!)? lse=None) -> ()", tags=torch.Tag.pt2_compliant_tag)
-_library.define("merge(Tensor o1, Tensor lse1, Tensor o2, Tensor lse2, *, bool lse_base2=False) -> (Tensor, Tensor)", tags=torch.Tag.pt2_compliant_tag)
+_library.define(
+    "merge(Tensor o1, Tensor lse1, Tensor o2, Tensor lse2, *, bool lse_base2=False) -> (Tensor, Tensor)", tags=torch.Tag.pt2_compliant_tag
+)
 
 
 @functools.cache
-def _options(policy: str, splits: int, batch_invariant: bool, workers: int) -> Options:
-    return Options(policy=policy, splits=splits, batch_invariant=batch_invariant, workers=workers)
+def _options(policy: str, splits: int, batch_invariant: bool, workers: int) -> _core.Options:
+    return _core.Options(policy=policy, splits=splits, batch_invariant=batch_invariant, workers=workers)
 
 
 _DEFAULT = ("lean", 0, False, 0)
 
 
-def _run(q, k, v, kv_lens, block_table, cu_seqlens_q, cu_seqlens_kv, out, lse, *, q_len=0, kv_layout="NHD", causal=True, window_left=-1,
-         tree_mask=None, scale=None, softcap=0.0, alibi_slopes=None, sinks=None, lse_base2=False, policy="lean", splits=0,
-         batch_invariant=False, workers=0):
+def _run(
+    q,
+    k,
+    v,
+    kv_lens,
+    block_table,
+    cu_seqlens_q,
+    cu_seqlens_kv,
+    out,
+    lse,
+    *,
+    q_len=0,
+    kv_layout="NHD",
+    causal=True,
+    window_left=-1,
+    tree_mask=None,
+    scale=None,
+    softcap=0.0,
+    alibi_slopes=None,
+    sinks=None,
+    lse_base2=False,
+    policy="lean",
+    splits=0,
+    batch_invariant=False,
+    workers=0,
+):
     named = (policy, splits, batch_invariant, workers)
     heads_first = kv_layout != "NHD" and _api._heads_first(kv_layout)
     if kv_lens is None and cu_seqlens_kv is None:
         kv_lens = _api._full_lens(q, k, heads_first)
-    _core.decode(q, k, v, out, lse, kv_lens, block_table, cu_seqlens_q, cu_seqlens_kv, tree_mask, alibi_slopes, sinks, q_len, heads_first,
-                 causal, window_left, scale or 0.0, softcap, lse_base2, None if named == _DEFAULT else _options(*named), None, None)
+    _core.decode(
+        q,
+        k,
+        v,
+        out,
+        lse,
+        kv_lens,
+        block_table,
+        cu_seqlens_q,
+        cu_seqlens_kv,
+        tree_mask,
+        alibi_slopes,
+        sinks,
+        q_len,
+        heads_first,
+        causal,
+        window_left,
+        scale or 0.0,
+        softcap,
+        lse_base2,
+        None if named == _DEFAULT else _options(*named),
+        None,
+        None,
+    )
 
 
 def _outputs(q, v, return_lse):
@@ -82,12 +129,17 @@ def _decode_paged_out(q, k_cache, v_cache, block_table, kv_lens, cu_seqlens_q=No
 
 
 def _merge(o1, lse1, o2, lse2, *, lse_base2=False):
-    return _api.merge_shards(torch.stack([o1, o2]), torch.stack([lse1, lse2]), lse_base=2 if lse_base2 else "e")
+    return _api.merge_shards(torch.stack([o1, o2]).contiguous(), torch.stack([lse1, lse2]).contiguous(), lse_base=2 if lse_base2 else "e")
 
 
 for _key in ("CPU", "CUDA"):
-    for _name, _function in (("decode", _decode), ("decode_out", _decode_out), ("decode_paged", _decode_paged),
-                             ("decode_paged_out", _decode_paged_out), ("merge", _merge)):
+    for _name, _function in (
+        ("decode", _decode),
+        ("decode_out", _decode_out),
+        ("decode_paged", _decode_paged),
+        ("decode_paged_out", _decode_paged_out),
+        ("merge", _merge),
+    ):
         _library.impl(_name, _function, _key)
 
 
@@ -122,8 +174,18 @@ def traced(q, k, v, out, lse, small, plain, return_lse, options, workspace, stre
         raise ValueError("workspace and stream inside torch.compile: supported are None; call under `with workspace:` instead")
     kv_lens, block_table, cu_seqlens_q, cu_seqlens_kv, tree_mask, alibi_slopes, sinks = small
     q_len, heads_first, causal, window_left, scale, softcap, base2 = plain
-    rules = {"q_len": q_len, "kv_layout": "HND" if heads_first else "NHD", "causal": causal, "window_left": window_left, "tree_mask": tree_mask,
-             "scale": scale, "softcap": softcap, "alibi_slopes": alibi_slopes, "sinks": sinks, "lse_base2": base2}
+    rules = {
+        "q_len": q_len,
+        "kv_layout": "HND" if heads_first else "NHD",
+        "causal": causal,
+        "window_left": window_left,
+        "tree_mask": tree_mask,
+        "scale": scale,
+        "softcap": softcap,
+        "alibi_slopes": alibi_slopes,
+        "sinks": sinks,
+        "lse_base2": base2,
+    }
     if options is not None:
         rules.update(policy=options.policy, splits=options.splits, batch_invariant=options.batch_invariant, workers=options.workers)
     operators = torch.ops.leanattn

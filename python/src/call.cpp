@@ -45,10 +45,6 @@ Enum parse(const char* what, const std::string& name, std::initializer_list<std:
 
 }  // namespace
 
-const char* policy_name(Policy policy) { return policy == Policy::kLean ? "lean" : policy == Policy::kFa2 ? "fa2" : "flashdecoding"; }
-const char* head_order_name(HeadOrder order) {
-  return order == HeadOrder::kAuto ? "auto" : order == HeadOrder::kAlong ? "along" : "beside";
-}
 Policy parse_policy(const std::string& name) {
   return parse<Policy>("policy", name, {{"lean", Policy::kLean}, {"fa2", Policy::kFa2}, {"flashdecoding", Policy::kFlashDecoding}});
 }

@@ -15,7 +15,7 @@
 
 namespace leanattn::python {
 
-// leanattn::Options as an immutable Python object that owns its names.
+// leanattn::Options with names of its own.
 struct OptionsObject {
   OptionsObject(const std::string& policy, int splits, const std::string& head_order, bool batch_invariant, int workers,
                 bool programmatic_launch, std::optional<std::string> cpu_isa, std::optional<std::string> cuda_path);
@@ -30,8 +30,6 @@ struct OptionsObject {
   std::optional<std::string> cpu_isa;
   std::optional<std::string> cuda_path;
 };
-const char* policy_name(Policy policy);
-const char* head_order_name(HeadOrder order);
 Policy parse_policy(const std::string& name);
 HeadOrder parse_head_order(const std::string& name);
 

@@ -151,18 +151,6 @@ PlanRequest plan_request(std::vector<int> kv_lens, int q_heads, int kv_heads, in
   return request;
 }
 
-std::string options_text(const OptionsObject& o) {
-  std::string text = std::string("Options(policy='") + policy_name(o.policy) + "'";
-  if (o.splits != 0) text += ", splits=" + std::to_string(o.splits);
-  if (o.head_order != HeadOrder::kAuto) text += std::string(", head_order='") + head_order_name(o.head_order) + "'";
-  if (o.batch_invariant) text += ", batch_invariant=True";
-  if (o.workers != 0) text += ", workers=" + std::to_string(o.workers);
-  if (o.programmatic_launch) text += ", programmatic_launch=True";
-  if (o.cpu_isa) text += ", cpu_isa='" + *o.cpu_isa + "'";
-  if (o.cuda_path) text += ", cuda_path='" + *o.cuda_path + "'";
-  return text + ")";
-}
-
 void translate(const std::exception_ptr& pointer, void*) {
   try {
     std::rethrow_exception(pointer);
@@ -184,16 +172,7 @@ NB_MODULE(_core, m) {
       .def(nb::init<const std::string&, int, const std::string&, bool, int, bool, std::optional<std::string>, std::optional<std::string>>(),
            nb::kw_only(), nb::arg("policy") = "lean", nb::arg("splits") = 0, nb::arg("head_order") = "auto",
            nb::arg("batch_invariant") = false, nb::arg("workers") = 0, nb::arg("programmatic_launch") = false,
-           nb::arg("cpu_isa") = nb::none(), nb::arg("cuda_path") = nb::none())
-      .def_prop_ro("policy", [](const OptionsObject& o) { return policy_name(o.policy); })
-      .def_ro("splits", &OptionsObject::splits)
-      .def_prop_ro("head_order", [](const OptionsObject& o) { return head_order_name(o.head_order); })
-      .def_ro("batch_invariant", &OptionsObject::batch_invariant)
-      .def_ro("workers", &OptionsObject::workers)
-      .def_ro("programmatic_launch", &OptionsObject::programmatic_launch)
-      .def_ro("cpu_isa", &OptionsObject::cpu_isa)
-      .def_ro("cuda_path", &OptionsObject::cuda_path)
-      .def("__repr__", options_text);
+           nb::arg("cpu_isa") = nb::none(), nb::arg("cuda_path") = nb::none());
 
   nb::class_<Workspace>(m, "Workspace")
       .def(
@@ -269,10 +248,13 @@ NB_MODULE(_core, m) {
 
   m.def("merge", merge_shards, nb::arg("o"), nb::arg("lse"), nb::arg("out"), nb::arg("out_lse").none(), nb::arg("base2"));
 
-  m.def("synchronize", [](std::uintptr_t stream) {
-    const nb::gil_scoped_release released;
-    synchronize(reinterpret_cast<void*>(stream));
-  });
+  m.def(
+      "synchronize",
+      [](std::uintptr_t stream) {
+        const nb::gil_scoped_release released;
+        synchronize(reinterpret_cast<void*>(stream));
+      },
+      nb::arg("stream"));
 
   nb::class_<PlanRequest>(m, "PlanRequest")
       .def(

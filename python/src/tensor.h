@@ -25,7 +25,7 @@ std::string device_name(Device device);  // "cpu", "cuda:0"
 Device parse_device(const std::string& name);
 
 struct Tensor {
-  static constexpr int kMostDims = 4;
+  static constexpr int kMostDims = 8;
   const char* name = "";  // of the argument
   void* data = nullptr;
   int ndim = 0;
@@ -39,7 +39,7 @@ struct Tensor {
   std::int64_t elements() const;
 };
 
-// The array behind an argument. ValueError for what is none, has more than 4 dimensions, or lies on another kind of device.
+// The array behind an argument. ValueError for what is none, has more than 8 dimensions, or lies on another kind of device.
 Tensor tensor_of(nb::handle array, const char* name);
 
 // The stream that the array's framework works on now (CUDA), where its type says so; else nothing.

@@ -29,7 +29,7 @@ def assert_close(o, lse, right, dtype, q_lens=None):
     assert (o[without_keys] == 0).all(), "a row without keys is not 0"
     tolerance = 2 * right.naive_o_error[seq].reshape(per_seq) + ulp(dtype, right.o)
     error = np.abs(o - right.o)
-    assert not (error > tolerance).any() and not np.isnan(error).any(), f"O: error {np.nanmax(error)}, {np.nanmax(error / tolerance)} × tolerance"
+    assert not (error > tolerance).any() and not np.isnan(error).any(), f"O: error {np.nanmax(error)} of {np.nanmax(tolerance)}"
     if lse is None:
         return
     lse = np.asarray(lse).astype(np.float64)
@@ -67,8 +67,22 @@ class Problem:
         return leanattn.reference(self.q, self.k, self.v, **self.rules, **more)
 
 
-def make_problem(rng, *, layout="batched", dtype="float32", kv_lens=(70, 0, 130), q_heads=6, kv_heads=2, head_dim=64, head_dim_v=None, q_len=1,
-                 q_lens=None, page_size=16, kv_layout="NHD", **rules):
+def make_problem(
+    rng,
+    *,
+    layout="batched",
+    dtype="float32",
+    kv_lens=(70, 0, 130),
+    q_heads=6,
+    kv_heads=2,
+    head_dim=64,
+    head_dim_v=None,
+    q_len=1,
+    q_lens=None,
+    page_size=16,
+    kv_layout="NHD",
+    **rules,
+):
     """layout: batched, ragged or paged. What no sequence uses is NaN in K and V, and a page id out of range in the table."""
     kind = DTYPES[dtype]
     batch, head_dim_v = len(kv_lens), head_dim_v or head_dim
@@ -92,8 +106,8 @@ def make_problem(rng, *, layout="batched", dtype="float32", kv_lens=(70, 0, 130)
         rules["kv_lens"] = lens
     elif layout == "ragged":
         k, v = values(sum(kv_lens) + 2, kv_heads, head_dim), values(sum(kv_lens) + 2, kv_heads, head_dim_v)
-        k[sum(kv_lens):] = nan
-        v[sum(kv_lens):] = nan
+        k[sum(kv_lens) :] = nan
+        v[sum(kv_lens) :] = nan
         rules["cu_seqlens_kv"] = np.cumsum([0, *kv_lens]).astype(np.int32)
     else:
         slots = [-(-length // page_size) for length in kv_lens]
@@ -102,10 +116,10 @@ def make_problem(rng, *, layout="batched", dtype="float32", kv_lens=(70, 0, 130)
         order = iter(rng.permutation(pages).tolist())
         table = np.full((batch, max(slots, default=0) + 1), -7, np.int32)
         for seq, length in enumerate(kv_lens):
-            table[seq, :slots[seq]] = [next(order) for _ in range(slots[seq])]
+            table[seq, : slots[seq]] = [next(order) for _ in range(slots[seq])]
             if length % page_size:
-                k[table[seq, slots[seq] - 1], length % page_size:] = nan
-                v[table[seq, slots[seq] - 1], length % page_size:] = nan
+                k[table[seq, slots[seq] - 1], length % page_size :] = nan
+                v[table[seq, slots[seq] - 1], length % page_size :] = nan
         for page in order:
             k[page] = nan
             v[page] = nan

@@ -8,8 +8,13 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 
-settings.register_profile("leanattn", max_examples=int(os.environ.get("LEANATTN_TEST_EXAMPLES", "60")), deadline=None, derandomize=True,
-                          suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+settings.register_profile(
+    "leanattn",
+    max_examples=int(os.environ.get("LEANATTN_TEST_EXAMPLES", "60")),
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
 settings.load_profile("leanattn")
 
 
@@ -20,7 +25,7 @@ def framework_or_skip(name):
         try:
             module.cuda.runtime.getDeviceCount()
         except module.cuda.runtime.CUDARuntimeError as error:
-            pytest.skip(f"cupy: {error}")
+            pytest.skip(f"cupy: {error}", allow_module_level=True)
     return module
 
 
@@ -28,11 +33,11 @@ def cuda_or_skip():
     """torch on a GPU that leanattn runs on, or a skip that says what is missing."""
     torch = framework_or_skip("torch")
     if not torch.cuda.is_available():
-        pytest.skip("no GPU for torch here")
+        pytest.skip("no GPU for torch here", allow_module_level=True)
     leanattn = importlib.import_module("leanattn")
     absent = leanattn.info()["cuda_absent"]
     if absent:
-        pytest.skip(absent)
+        pytest.skip(absent, allow_module_level=True)
     return torch
 
 

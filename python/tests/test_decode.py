@@ -3,11 +3,11 @@
 
 import numpy as np
 import pytest
-from check import DTYPES, assert_close, make_problem
 from hypothesis import given
 from hypothesis import strategies as st
 
 import leanattn
+from check import DTYPES, assert_close, make_problem
 
 
 @st.composite
@@ -138,8 +138,10 @@ def test_a_read_only_input_and_not_a_read_only_output(rng):
 @given(st.integers(0, 2**32 - 1), st.integers(1, 199), st.sampled_from(["e", 2]))
 def test_merge_of_two_shards_is_the_whole(seed, cut, lse_base):
     problem = make_problem(np.random.default_rng(seed), kv_lens=(200,))
-    parts = [leanattn.decode(problem.q, problem.k[:, a:b], problem.v[:, a:b], causal=False, return_lse=True, lse_base=lse_base)
-             for a, b in ((0, cut), (cut, 200))]
+    parts = [
+        leanattn.decode(problem.q, problem.k[:, a:b], problem.v[:, a:b], causal=False, return_lse=True, lse_base=lse_base)
+        for a, b in ((0, cut), (cut, 200))
+    ]
     o, lse = leanattn.merge(*parts[0], *parts[1], lse_base=lse_base)
     right = problem.right(lse_base=lse_base)
     np.testing.assert_allclose(o, right.o, rtol=0, atol=4 * right.naive_o_error[0] + 1e-6)

@@ -3,9 +3,9 @@
 
 import numpy as np
 import pytest
-from check import make_problem
 
 import leanattn
+from check import make_problem
 
 
 def changed(problem, **changes):
@@ -22,7 +22,10 @@ def f32(*shape):
 
 
 CASES = {
-    "head_dim": ({"q": f32(3, 6, 100), "k": f32(3, 9, 2, 100), "v": f32(3, 9, 2, 100)}, "head_dim 100: supported are 32 to 256 in steps of 8"),
+    "head_dim": (
+        {"q": f32(3, 6, 100), "k": f32(3, 9, 2, 100), "v": f32(3, 9, 2, 100)},
+        "head_dim 100: supported are 32 to 256 in steps of 8",
+    ),
     "heads": ({"q": f32(3, 5, 64)}, "q_heads 5: must be a multiple of kv_heads 2"),
     "q dims": ({"q": f32(6, 64)}, r"q of shape \[6, 64\]: \[batch, q_heads, head_dim\] or"),
     "q dtype": ({"q": np.zeros((3, 6, 64))}, "q: supported dtypes are float32, float16 and bfloat16"),
@@ -36,12 +39,15 @@ CASES = {
     "kv_len": ({"kv_lens": np.array([1, 500, 2], np.int32)}, "seq 1: kv_len 500 is outside 0 to 133, kv_capacity"),
     "alibi": ({"alibi_slopes": f32(5)}, r"alibi_slopes of shape \[5\]: \[q_heads\] = \[6\] is needed"),
     "sinks": ({"sinks": np.zeros(6)}, "sinks: dtype float32 is needed"),
-    "tree": ({"tree_mask": np.zeros((3, 2), np.uint64)}, r"tree_mask of shape \[3, 2\]: \[total_q, ceil\(q_len / 64\)\] = \[3, 1\] is needed"),
+    "tree": ({"tree_mask": np.zeros((3, 2), np.uint64)}, r"tree_mask of shape \[3, 2\]: \[total_q, ceil\(q_len / 64\)\] = \[3, 1\]"),
     "window": ({"window_left": -2}, "window_left -2: at least -1 is needed"),
     "softcap": ({"softcap": -1.0}, "softcap -1: at least 0 is needed"),
     "kv_layout": ({"kv_layout": "DHN"}, "kv_layout 'DHN': known are 'NHD' and 'HND'"),
     "no array": ({"k": [1.0]}, "k is a list: an array with __dlpack__ is needed"),
-    "table without pages": ({"cu_seqlens_kv": np.zeros(4, np.int32)}, r"k of shape \[3, 133, 2, 64\]: \[total_kv, kv_heads, head_dim\] is needed"),
+    "table without pages": (
+        {"cu_seqlens_kv": np.zeros(4, np.int32)},
+        r"k of shape \[3, 133, 2, 64\]: \[total_kv, kv_heads, head_dim\] is needed",
+    ),
 }
 
 
@@ -55,16 +61,19 @@ def test_refused_with_its_sentence(rng, name):
     assert (out == 7).all()
 
 
-@pytest.mark.parametrize(("changes", "sentence"), [
-    ({"out": np.zeros((3, 6, 32), np.float32)}, r"out of shape \[3, 6, 32\]: \[batch, q_heads, head_dim_v\] = \[3, 6, 64\]"),
-    ({"out": np.zeros((3, 6, 64), np.float16)}, "out: the dtype of q is needed"),
-    ({"out": np.broadcast_to(np.zeros((1, 6, 64), np.float32), (3, 6, 64))}, "out is read-only|rows of"),
-    ({"lse": np.zeros((3, 6)), "return_lse": True}, "lse: dtype float32 is needed"),
-    ({"lse_base": 10}, "lse_base 10: known are 'e' and 2"),
-    ({"options": leanattn.Options(splits=2)}, "only policy flashdecoding"),
-    ({"options": leanattn.Options(cpu_isa="MMX")}, "cpu_isa MMX: this machine has"),
-    ({"workspace": leanattn.Workspace("cuda:3")}, "workspace lies on cuda:3, q on cpu"),
-])
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"out": np.zeros((3, 6, 32), np.float32)}, r"out of shape \[3, 6, 32\]: \[batch, q_heads, head_dim_v\] = \[3, 6, 64\]"),
+        ({"out": np.zeros((3, 6, 64), np.float16)}, "out: the dtype of q is needed"),
+        ({"out": np.broadcast_to(np.zeros((1, 6, 64), np.float32), (3, 6, 64))}, "out is read-only|rows of"),
+        ({"lse": np.zeros((3, 6)), "return_lse": True}, "lse: dtype float32 is needed"),
+        ({"lse_base": 10}, "lse_base 10: known are 'e' and 2"),
+        ({"options": leanattn.Options(splits=2)}, "only policy flashdecoding"),
+        ({"options": leanattn.Options(cpu_isa="MMX")}, "cpu_isa MMX: this machine has"),
+        ({"workspace": leanattn.Workspace("cuda:3")}, "workspace lies on cuda:3, q on cpu"),
+    ],
+)
 def test_refused_outputs_and_options(rng, changes, sentence):
     with pytest.raises(ValueError, match=sentence):
         make_problem(rng).run(**changes)

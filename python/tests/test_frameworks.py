@@ -3,10 +3,10 @@
 
 import numpy as np
 import pytest
-from check import DTYPES, make_problem
-from conftest import framework_or_skip
 
 import leanattn
+from check import DTYPES, make_problem
+from conftest import framework_or_skip
 
 
 def to_torch(array):
@@ -108,7 +108,7 @@ def test_merge_and_reference_of_torch(rng):
 def test_a_tensor_without_memory_is_refused(rng):
     torch = framework_or_skip("torch")
     problem = make_problem(rng)
-    with pytest.raises(ValueError, match="^q: .*meta"):
+    with pytest.raises(ValueError, match=r"^q: .*meta"):
         leanattn.decode(torch.empty(3, 6, 64, device="meta"), problem.k, problem.v, kv_lens=[1, 2, 3])
 
 
@@ -119,5 +119,7 @@ def test_importing_needs_no_torch(order):
     import sys
 
     framework_or_skip("torch")
-    first = "import torch, leanattn" if order == "torch first" else "import leanattn, sys; assert 'torch' not in sys.modules; import torch, leanattn.ops"
+    first = "import torch, leanattn"
+    if order == "leanattn first":
+        first = "import leanattn, sys; assert 'torch' not in sys.modules; import torch, leanattn.ops"
     subprocess.run([sys.executable, "-c", f"{first}; torch.ops.leanattn.decode.default"], check=True)

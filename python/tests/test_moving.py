@@ -3,13 +3,12 @@
 
 import numpy as np
 import pytest
+
+import leanattn
 from check import assert_close, make_problem
 from conftest import framework_or_skip
 from test_frameworks import from_torch, to_torch
 
-import leanattn
-
-same = np.asarray, np.asarray
 ARRAYS = {"numpy": (np.asarray, np.asarray), "torch": (to_torch, from_torch)}
 
 
@@ -20,16 +19,28 @@ def arrays(request):
 
 
 @pytest.mark.parametrize("layout", ["batched", "paged"])
-@pytest.mark.parametrize("rules", [{}, {"causal": True}, {"window_size": (20, 0)}, {"softcap": 5.0}, {"softmax_scale": 0.3}, {"num_splits": 3}])
+@pytest.mark.parametrize(
+    "rules", [{}, {"causal": True}, {"window_size": (20, 0)}, {"softcap": 5.0}, {"softmax_scale": 0.3}, {"num_splits": 3}]
+)
 def test_flash_attn_with_kvcache(rng, arrays, layout, rules):
     convert, back = arrays
     problem = make_problem(rng, layout=layout, dtype="bfloat16", q_len=4)
     table = problem.rules.get("block_table")
     out, lse = leanattn.flash_attn_with_kvcache(
-        convert(problem.q), convert(problem.k), convert(problem.v), cache_seqlens=convert(problem.rules["kv_lens"]),
-        block_table=None if table is None else convert(table), return_softmax_lse=True, **rules)
-    problem.rules |= {"causal": rules.get("causal", False) or "window_size" in rules, "window_left": rules.get("window_size", (-1, -1))[0],
-                      "softcap": rules.get("softcap", 0.0), "scale": rules.get("softmax_scale")}
+        convert(problem.q),
+        convert(problem.k),
+        convert(problem.v),
+        cache_seqlens=convert(problem.rules["kv_lens"]),
+        block_table=None if table is None else convert(table),
+        return_softmax_lse=True,
+        **rules,
+    )
+    problem.rules |= {
+        "causal": rules.get("causal", False) or "window_size" in rules,
+        "window_left": rules.get("window_size", (-1, -1))[0],
+        "softcap": rules.get("softcap", 0.0),
+        "scale": rules.get("softmax_scale"),
+    }
     assert lse.shape == (3, 6, 4)
     assert_close(back(out), back(lse).swapaxes(1, 2), problem.right(), "bfloat16")
 
@@ -49,8 +60,9 @@ def test_flash_attn_appends_in_place(rng, arrays, layout):
             k_before[at] = v_before[at] = np.nan
     k_cache, v_cache, before = convert(k_before), convert(v_before), convert(lens - new)
     table = None if layout == "batched" else convert(full.rules["block_table"])
-    out = leanattn.flash_attn_with_kvcache(convert(full.q), k_cache, v_cache, convert(k_new), convert(v_new), cache_seqlens=before,
-                                           block_table=table, causal=True)
+    out = leanattn.flash_attn_with_kvcache(
+        convert(full.q), k_cache, v_cache, convert(k_new), convert(v_new), cache_seqlens=before, block_table=table, causal=True
+    )
     assert_close(back(out), None, full.right(), "float32")
     np.testing.assert_array_equal(back(k_cache), full.k)
     np.testing.assert_array_equal(back(v_cache), full.v)
@@ -61,23 +73,30 @@ def test_flash_attn_cache_batch_idx_and_one_length(rng, arrays):
     convert, back = arrays
     problem = make_problem(rng, kv_lens=(40, 40, 40), q_len=2)
     rows = np.array([2, 0], np.int32)
-    out = leanattn.flash_attn_with_kvcache(convert(problem.q[:2]), convert(problem.k), convert(problem.v), cache_seqlens=31,
-                                           cache_batch_idx=convert(rows))
+    out = leanattn.flash_attn_with_kvcache(
+        convert(problem.q[:2]), convert(problem.k), convert(problem.v), cache_seqlens=31, cache_batch_idx=convert(rows)
+    )
     right = leanattn.reference(problem.q[:2], problem.k[rows], problem.v[rows], kv_lens=[31, 31], causal=False)
     assert_close(back(out), None, right, "float32")
     whole = leanattn.flash_attn_with_kvcache(convert(problem.q), convert(problem.k[:, :40]), convert(problem.v[:, :40]))
-    assert_close(back(whole), None, problem.right() if False else leanattn.reference(problem.q, problem.k, problem.v, kv_lens=[40] * 3, causal=False), "float32")
+    right = leanattn.reference(problem.q, problem.k, problem.v, kv_lens=[40] * 3, causal=False)
+    assert_close(back(whole), None, right, "float32")
 
 
-@pytest.mark.parametrize(("rules", "sentence"), [
-    ({"rotary_cos": np.zeros(3)}, "apply the embedding to q and k before the call"),
-    ({"cache_leftpad": np.zeros(3)}, "cache_leftpad: supported is None"),
-    ({"window_size": (3, 2)}, r"window_size \(3, 2\): the right side is -1 or 0"),
-    ({"k": np.zeros((3, 1, 2, 64), np.float32)}, "k and v: both or none"),
-    ({"k": np.zeros((3, 1, 2, 64), np.float32), "v": np.zeros((3, 1, 2, 64), np.float32)}, "k and v without cache_seqlens"),
-    ({"k": np.zeros((3, 4, 2, 64), np.float32), "v": np.zeros((3, 4, 2, 64), np.float32), "cache_seqlens": [1, 130, 2]},
-     "seq 1: kv_len 130 and 4 new tokens are outside 0 to 133, the room of the cache"),
-])
+@pytest.mark.parametrize(
+    ("rules", "sentence"),
+    [
+        ({"rotary_cos": np.zeros(3)}, "apply the embedding to q and k before the call"),
+        ({"cache_leftpad": np.zeros(3)}, "cache_leftpad: supported is None"),
+        ({"window_size": (3, 2)}, r"window_size \(3, 2\): the right side is -1 or 0"),
+        ({"k": np.zeros((3, 1, 2, 64), np.float32)}, "k and v: both or none"),
+        ({"k": np.zeros((3, 1, 2, 64), np.float32), "v": np.zeros((3, 1, 2, 64), np.float32)}, "k and v without cache_seqlens"),
+        (
+            {"k": np.zeros((3, 4, 2, 64), np.float32), "v": np.zeros((3, 4, 2, 64), np.float32), "cache_seqlens": [1, 130, 2]},
+            "seq 1: kv_len 130 and 4 new tokens are outside 0 to 133, the room of the cache",
+        ),
+    ],
+)
 def test_flash_attn_refuses(rng, rules, sentence):
     problem = make_problem(rng, q_len=2)
     before = problem.k.copy()
@@ -99,8 +118,14 @@ def test_append_kv(rng, arrays, kv_layout):
     for token in range(37):
         active = [seq for seq in range(2) if token < lens[seq]]
         new = [np.stack([array[table[seq, token // 16], token % 16] for seq in active])[:, None] for array in dense]
-        leanattn.append_kv(convert(new[0]), convert(new[1]), *cache, convert(np.full(len(active), token, np.int32)),
-                           block_table=convert(table[active]), kv_layout=kv_layout)
+        leanattn.append_kv(
+            convert(new[0]),
+            convert(new[1]),
+            *cache,
+            convert(np.full(len(active), token, np.int32)),
+            block_table=convert(table[active]),
+            kv_layout=kv_layout,
+        )
     rules = {name: convert(value) if isinstance(value, np.ndarray) else value for name, value in problem.rules.items()}
     o = leanattn.decode_paged(convert(problem.q), *cache, rules.pop("block_table"), rules.pop("kv_lens"), **rules)
     np.testing.assert_array_equal(back(o), problem.run())
@@ -124,7 +149,7 @@ def test_flashinfer_wrapper(rng, arrays, kv_layout, one_array, graph):
         problem = make_problem(rng, layout="paged", dtype="float16", kv_lens=kv_lens, kv_layout=kv_layout)
         pages = [-(-length // 16) for length in kv_lens]
         indptr = np.cumsum([0, *pages]).astype(np.int32)
-        indices = np.concatenate([problem.rules["block_table"][seq, :pages[seq]] for seq in range(3)])
+        indices = np.concatenate([problem.rules["block_table"][seq, : pages[seq]] for seq in range(3)])
         last = np.array([(length - 1) % 16 + 1 for length in kv_lens], np.int32)
         if wrapper is None:
             buffers = {"paged_kv_indptr_buffer": convert(indptr), "paged_kv_indices_buffer": convert(np.zeros(64, np.int32))}

@@ -3,11 +3,11 @@
 
 import numpy as np
 import pytest
+
+import leanattn
 from check import assert_close, make_problem
 from conftest import framework_or_skip
 from test_frameworks import from_torch, to_torch
-
-import leanattn
 
 torch = framework_or_skip("torch")
 import leanattn.ops  # noqa: E402
@@ -45,8 +45,14 @@ def test_opcheck(rng, layout, form):
 
 
 def test_opcheck_with_every_array(rng):
-    problem = make_problem(rng, layout="paged", q_lens=[1, 2, 0], alibi_slopes=rng.random(6, np.float32), sinks=rng.random(6, np.float32),
-                           tree_mask=np.full((3, 1), 3, np.int64))
+    problem = make_problem(
+        rng,
+        layout="paged",
+        q_lens=[1, 2, 0],
+        alibi_slopes=rng.random(6, np.float32),
+        sinks=rng.random(6, np.float32),
+        tree_mask=np.full((3, 1), 3, np.int64),
+    )
     args, kwargs = arguments(problem)
     torch.library.opcheck(OPS.decode_paged.default, args, kwargs | {"q_len": 2, "return_lse": True})
 
@@ -107,13 +113,26 @@ def test_compiled_whole(rng, layout, mode):
 
 
 def test_compiled_with_options_and_rules(rng):
-    problem = make_problem(rng, q_heads=4, kv_heads=2, alibi_slopes=rng.random(4, np.float32), sinks=rng.random(4, np.float32), window_left=30)
+    problem = make_problem(
+        rng, q_heads=4, kv_heads=2, alibi_slopes=rng.random(4, np.float32), sinks=rng.random(4, np.float32), window_left=30
+    )
     arrays, rules = tensors(problem)
     options = leanattn.Options(policy="flashdecoding", splits=3)
 
     def step(q, k, v, kv_lens, alibi_slopes, sinks):
-        return leanattn.decode(q, k, v, kv_lens=kv_lens, alibi_slopes=alibi_slopes, sinks=sinks, window_left=30, scale=0.2, kv_layout="NHD", lse_base=2,
-                               options=options)
+        return leanattn.decode(
+            q,
+            k,
+            v,
+            kv_lens=kv_lens,
+            alibi_slopes=alibi_slopes,
+            sinks=sinks,
+            window_left=30,
+            scale=0.2,
+            kv_layout="NHD",
+            lse_base=2,
+            options=options,
+        )
 
     arrays = [*arrays, rules["kv_lens"], rules["alibi_slopes"], rules["sinks"]]
     torch.testing.assert_close(compiled(step)(*arrays), step(*arrays), rtol=0, atol=0)

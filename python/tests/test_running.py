@@ -12,9 +12,9 @@ import time
 
 import numpy as np
 import pytest
-from check import assert_close, make_problem
 
 import leanattn
+from check import assert_close, make_problem
 
 
 def test_a_prepared_call_reads_what_its_arrays_hold_by_then(rng):
@@ -136,12 +136,6 @@ def test_control_c_ends_it(what):
         process.kill()
 
 
-def test_options_show_what_is_set():
-    options = leanattn.Options(policy="flashdecoding", splits=4, workers=2, batch_invariant=True)
-    assert repr(options) == "Options(policy='flashdecoding', splits=4, batch_invariant=True, workers=2)"
-    assert (options.policy, options.splits, options.head_order, options.cpu_isa) == ("flashdecoding", 4, "auto", None)
-
-
 @pytest.mark.parametrize("isa", leanattn.info()["isas"])
 def test_every_instruction_set(rng, isa):
     problem = make_problem(rng, dtype="bfloat16")
@@ -167,6 +161,8 @@ def test_plan_is_data_text_and_a_picture():
 def test_python_m_leanattn_answers_with_info():
     text = subprocess.run([sys.executable, "-m", "leanattn"], check=True, capture_output=True, text=True).stdout
     assert text.startswith(f"leanattn {leanattn.__version__}")
-    facts = json.loads(subprocess.run([sys.executable, "-m", "leanattn", "info", "--json"], check=True, capture_output=True, text=True).stdout)
+    facts = json.loads(
+        subprocess.run([sys.executable, "-m", "leanattn", "info", "--json"], check=True, capture_output=True, text=True).stdout
+    )
     assert facts == leanattn.info()
     assert facts["backends"]["cpu"] and facts["backends"]["cuda"] == (facts["cuda_absent"] == "")
