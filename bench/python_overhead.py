@@ -3,8 +3,8 @@
 
 usage: python bench/python_overhead.py [--device cpu|cuda] [--output FILE.jsonl]
 
-"empty" is a batch of no sequences: binding, checks and nothing else. "smallest" is one sequence of 16 tokens with one head, on one worker; on
-CUDA the time until the kernel is queued. Median of rounds, and the fastest.
+"empty" is a batch of no sequences: binding, checks and nothing else. "smallest" is one sequence of 16 tokens with one head, on one
+worker; on CUDA the time until the kernel is queued. Median of rounds, and the fastest.
 """
 
 import argparse
@@ -19,8 +19,7 @@ import numpy as np
 import torch
 
 import leanattn
-
-import leanattn.ops  # isort: skip
+import leanattn.ops
 
 OPS = torch.ops.leanattn
 
@@ -53,8 +52,8 @@ def ways(device, batch, tokens=16, head_dim=64):
         "prepared call": leanattn.prepare(q, k, v, out, kv_lens=lens, options=one),
         "leanattn.decode, torch, out given": lambda: leanattn.decode(q, k, v, kv_lens=lens, out=out, options=one),
         "leanattn.decode_paged, torch, out given": lambda: leanattn.decode_paged(q, k, v, table, lens, out=out, options=one),
-        "torch.ops.leanattn.decode_out": lambda: OPS.decode_out(q, k, v, lens, out=out, workers=1),
-        "torch.ops.leanattn.decode_paged_out": lambda: OPS.decode_paged_out(q, k, v, table, lens, out=out, workers=1),
+        "torch.ops.leanattn.decode_out": lambda: OPS.decode_out(q, k, v, out, None, lens, workers=1),
+        "torch.ops.leanattn.decode_paged_out": lambda: OPS.decode_paged_out(q, k, v, out, None, table, lens, workers=1),
         "torch.ops.leanattn.decode": lambda: OPS.decode(q, k, v, lens, workers=1),
     }
     if device == "cpu":
@@ -81,12 +80,13 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--output", help="JSON lines, appended")
+    parser.add_argument("--commit", help="what is measured, where git does not know it")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     source = {
         "device": device_name(arguments.device),
         "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        "commit": commit(),
+        "commit": arguments.commit or commit(),
         "command": f"python bench/python_overhead.py --device {arguments.device}",
         "python": platform.python_version(),
         "torch": torch.__version__,

@@ -62,6 +62,14 @@ class Options:
         )
 
 
+def parse_policy(name: str) -> tuple[str, int]:
+    """A policy with its splits, as the command line writes it: "flashdecoding:4" → ("flashdecoding", 4)."""
+    name, colon, splits = name.partition(":")
+    if colon and not (name == "flashdecoding" and splits.isdecimal() and int(splits) > 0):
+        raise ValueError(f"policy {name}:{splits}: only flashdecoding takes splits, a whole number of them")
+    return name, int(splits or 0)
+
+
 def _native(options: Options | None) -> _core.Options | None:
     return None if options is None else options._native
 

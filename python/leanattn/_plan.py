@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from . import _core
+from . import _api, _core
 
 
 class Plan:
@@ -41,13 +41,6 @@ class Plan:
         return f"<Plan of {len(self.data['kv_lens'])} seqs on {self.data['workers']} workers: {names}>"
 
 
-def _policy(name: str) -> tuple[str, int]:
-    name, colon, splits = name.partition(":")
-    if colon and not (name == "flashdecoding" and splits.isdecimal() and int(splits) > 0):
-        raise ValueError(f"policy {name}:{splits}: only flashdecoding takes splits, a whole number of them")
-    return name, int(splits or 0)
-
-
 def plan(
     kv_lens: Sequence[int],
     *,
@@ -79,7 +72,7 @@ def plan(
         q_len,
         workers,
         tile_tokens,
-        [_policy(name) for name in names],
+        [_api.parse_policy(name) for name in names],
         head_order,
         batch_invariant,
         fragment_cost_tiles,

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """torch.ops.leanattn: the calls as PyTorch operators, for the CPU and CUDA, whole under torch.compile and in CUDA graphs.
 
-decode, decode_paged            functional: return (out, lse); lse has no elements unless return_lse
+decode, decode_paged            functional: return out
+decode_lse, decode_paged_lse    functional: return (out, lse)
 decode_out, decode_paged_out    write to out and, where it is given, to lse
 merge                           (o1, lse1, o2, lse2) → (o, lse), in host memory
 
@@ -21,42 +22,46 @@ import torch
 
 from . import _api, _arrays, _core
 
+# Positional, and few: an operator's call is parsed argument by argument.
 _RULES = (
     "SymInt q_len=0, str kv_layout='NHD', bool causal=True, int window_left=-1, Tensor? tree_mask=None, float? scale=None, "
     "float softcap=0.0, Tensor? alibi_slopes=None, Tensor? sinks=None, bool lse_base2=False, "
-    "str policy='lean', int splits=0, bool batch_invariant=False, int workers=0"
+    "str policy='lean', bool batch_invariant=False, int workers=0"
 )
-_CONTIGUOUS = "Tensor q, Tensor k, Tensor v, Tensor? kv_lens=None, Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_kv=None"
-_PAGED = "Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_table, Tensor kv_lens, Tensor? cu_seqlens_q=None"
+_CONTIGUOUS = "Tensor? kv_lens=None, Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_kv=None"
+_PAGED = "Tensor block_table, Tensor kv_lens, Tensor? cu_seqlens_q=None"
+_OUTPUTS = "Tensor(a!) out, Tensor(b!)? lse"
 
 _library = torch.library.Library("leanattn", "DEF")
-for _name, _arrays_of in (("decode", _CONTIGUOUS), ("decode_paged", _PAGED)):
-    _library.define(f"{_name}({_arrays_of}, *, {_RULES}, bool return_lse=False) -> (Tensor, Tensor)", tags=torch.Tag.pt2_compliant_tag)
-    _library.define(f"{_name}_out({_arrays_of}, *, {_RULES}, Tensor(a!) out, Tensor(b!)? lse=None) -> ()", tags=torch.Tag.pt2_compliant_tag)
-_library.define(
-    "merge(Tensor o1, Tensor lse1, Tensor o2, Tensor lse2, *, bool lse_base2=False) -> (Tensor, Tensor)", tags=torch.Tag.pt2_compliant_tag
-)
+for _schema in (
+    f"decode(Tensor q, Tensor k, Tensor v, {_CONTIGUOUS}, {_RULES}) -> Tensor",
+    f"decode_lse(Tensor q, Tensor k, Tensor v, {_CONTIGUOUS}, {_RULES}) -> (Tensor, Tensor)",
+    f"decode_out(Tensor q, Tensor k, Tensor v, {_OUTPUTS}, {_CONTIGUOUS}, {_RULES}) -> ()",
+    f"decode_paged(Tensor q, Tensor k_cache, Tensor v_cache, {_PAGED}, {_RULES}) -> Tensor",
+    f"decode_paged_lse(Tensor q, Tensor k_cache, Tensor v_cache, {_PAGED}, {_RULES}) -> (Tensor, Tensor)",
+    f"decode_paged_out(Tensor q, Tensor k_cache, Tensor v_cache, {_OUTPUTS}, {_PAGED}, {_RULES}) -> ()",
+    "merge(Tensor o1, Tensor lse1, Tensor o2, Tensor lse2, *, bool lse_base2=False) -> (Tensor, Tensor)",
+):
+    _library.define(_schema, tags=torch.Tag.pt2_compliant_tag)
 
 
 @functools.cache
-def _options(policy: str, splits: int, batch_invariant: bool, workers: int) -> _core.Options:
-    return _core.Options(policy=policy, splits=splits, batch_invariant=batch_invariant, workers=workers)
+def _options(policy: str, batch_invariant: bool, workers: int) -> _core.Options | None:
+    if (policy, batch_invariant, workers) == ("lean", False, 0):
+        return None
+    name, splits = _api.parse_policy(policy)
+    return _core.Options(policy=name, splits=splits, batch_invariant=batch_invariant, workers=workers)
 
 
-_DEFAULT = ("lean", 0, False, 0)
-
-
-def _run(
+def _decode_out(
     q,
     k,
     v,
-    kv_lens,
-    block_table,
-    cu_seqlens_q,
-    cu_seqlens_kv,
     out,
     lse,
-    *,
+    kv_lens=None,
+    cu_seqlens_q=None,
+    cu_seqlens_kv=None,
     q_len=0,
     kv_layout="NHD",
     causal=True,
@@ -68,104 +73,90 @@ def _run(
     sinks=None,
     lse_base2=False,
     policy="lean",
-    splits=0,
     batch_invariant=False,
     workers=0,
+    block_table=None,
 ):
-    named = (policy, splits, batch_invariant, workers)
     heads_first = kv_layout != "NHD" and _api._heads_first(kv_layout)
     if kv_lens is None and cu_seqlens_kv is None:
         kv_lens = _api._full_lens(q, k, heads_first)
     _core.decode(
-        q,
-        k,
-        v,
-        out,
-        lse,
-        kv_lens,
-        block_table,
-        cu_seqlens_q,
-        cu_seqlens_kv,
-        tree_mask,
-        alibi_slopes,
-        sinks,
-        q_len,
-        heads_first,
-        causal,
-        window_left,
-        scale or 0.0,
-        softcap,
-        lse_base2,
-        None if named == _DEFAULT else _options(*named),
-        None,
-        None,
-    )
+        q, k, v, out, lse, kv_lens, block_table, cu_seqlens_q, cu_seqlens_kv, tree_mask, alibi_slopes, sinks, q_len, heads_first, causal,
+        window_left, scale or 0.0, softcap, lse_base2, _options(policy, batch_invariant, workers), None, None,
+    )  # fmt: skip
 
 
-def _outputs(q, v, return_lse):
-    shape = q.shape
-    out = q.new_empty((*shape[:-1], v.shape[-1]))
-    return out, q.new_empty(shape[:-1] if return_lse else (0,), dtype=torch.float32)
+def _decode_paged_out(q, k_cache, v_cache, out, lse, block_table, kv_lens, cu_seqlens_q=None, *rules, **named):
+    _decode_out(q, k_cache, v_cache, out, lse, kv_lens, cu_seqlens_q, None, *rules, **named, block_table=block_table)
 
 
-def _decode(q, k, v, kv_lens=None, cu_seqlens_q=None, cu_seqlens_kv=None, *, return_lse=False, **rules):
-    out, lse = _outputs(q, v, return_lse)
-    _run(q, k, v, kv_lens, None, cu_seqlens_q, cu_seqlens_kv, out, lse if return_lse else None, **rules)
+def _new_out(q, v):
+    if q.shape[-1] == v.shape[-1]:
+        return torch.empty_like(q, memory_format=torch.contiguous_format)
+    return q.new_empty((*q.shape[:-1], v.shape[-1]))
+
+
+def _new_lse(q):
+    return q.new_empty(q.shape[:-1], dtype=torch.float32)
+
+
+def _decode(q, k, v, *rules, **named):
+    out = _new_out(q, v)
+    _decode_out(q, k, v, out, None, *rules, **named)
+    return out
+
+
+def _decode_lse(q, k, v, *rules, **named):
+    out, lse = _new_out(q, v), _new_lse(q)
+    _decode_out(q, k, v, out, lse, *rules, **named)
     return out, lse
 
 
-def _decode_out(q, k, v, kv_lens=None, cu_seqlens_q=None, cu_seqlens_kv=None, *, out, lse=None, **rules):
-    _run(q, k, v, kv_lens, None, cu_seqlens_q, cu_seqlens_kv, out, lse, **rules)
+def _decode_paged(q, k_cache, v_cache, *rules, **named):
+    out = _new_out(q, v_cache)
+    _decode_paged_out(q, k_cache, v_cache, out, None, *rules, **named)
+    return out
 
 
-def _decode_paged(q, k_cache, v_cache, block_table, kv_lens, cu_seqlens_q=None, *, return_lse=False, **rules):
-    out, lse = _outputs(q, v_cache, return_lse)
-    _run(q, k_cache, v_cache, kv_lens, block_table, cu_seqlens_q, None, out, lse if return_lse else None, **rules)
+def _decode_paged_lse(q, k_cache, v_cache, *rules, **named):
+    out, lse = _new_out(q, v_cache), _new_lse(q)
+    _decode_paged_out(q, k_cache, v_cache, out, lse, *rules, **named)
     return out, lse
-
-
-def _decode_paged_out(q, k_cache, v_cache, block_table, kv_lens, cu_seqlens_q=None, *, out, lse=None, **rules):
-    _run(q, k_cache, v_cache, kv_lens, block_table, cu_seqlens_q, None, out, lse, **rules)
 
 
 def _merge(o1, lse1, o2, lse2, *, lse_base2=False):
-    return _api.merge_shards(torch.stack([o1, o2]).contiguous(), torch.stack([lse1, lse2]).contiguous(), lse_base=2 if lse_base2 else "e")
+    o, lse = torch.stack([o1, o2]).contiguous(), torch.stack([lse1, lse2]).contiguous()
+    return _api.merge_shards(o, lse, lse_base=2 if lse_base2 else "e")
 
 
-for _key in ("CPU", "CUDA"):
-    for _name, _function in (
-        ("decode", _decode),
-        ("decode_out", _decode_out),
-        ("decode_paged", _decode_paged),
-        ("decode_paged_out", _decode_paged_out),
-        ("merge", _merge),
-    ):
-        _library.impl(_name, _function, _key)
-
-
-@torch.library.register_fake("leanattn::decode", lib=_library)
-def _(q, k, v, kv_lens=None, cu_seqlens_q=None, cu_seqlens_kv=None, *, return_lse=False, **rules):
-    return _outputs(q, v, return_lse)
-
-
-@torch.library.register_fake("leanattn::decode_paged", lib=_library)
-def _(q, k_cache, v_cache, block_table, kv_lens, cu_seqlens_q=None, *, return_lse=False, **rules):
-    return _outputs(q, v_cache, return_lse)
-
-
-@torch.library.register_fake("leanattn::decode_out", lib=_library)
-def _(q, k, v, kv_lens=None, cu_seqlens_q=None, cu_seqlens_kv=None, *, out, lse=None, **rules):
+def _fake_out(*arguments, **named):
     return None
 
 
-@torch.library.register_fake("leanattn::decode_paged_out", lib=_library)
-def _(q, k_cache, v_cache, block_table, kv_lens, cu_seqlens_q=None, *, out, lse=None, **rules):
-    return None
+def _fake_decode(q, k, v, *rules, **named):
+    return _new_out(q, v)
 
 
-@torch.library.register_fake("leanattn::merge", lib=_library)
-def _(o1, lse1, o2, lse2, *, lse_base2=False):
+def _fake_decode_lse(q, k, v, *rules, **named):
+    return _new_out(q, v), _new_lse(q)
+
+
+def _fake_merge(o1, lse1, o2, lse2, *, lse_base2=False):
     return torch.empty_like(o1), torch.empty_like(lse1)
+
+
+for _name, _function, _fake in (
+    ("decode", _decode, _fake_decode),
+    ("decode_lse", _decode_lse, _fake_decode_lse),
+    ("decode_out", _decode_out, _fake_out),
+    ("decode_paged", _decode_paged, _fake_decode),
+    ("decode_paged_lse", _decode_paged_lse, _fake_decode_lse),
+    ("decode_paged_out", _decode_paged_out, _fake_out),
+    ("merge", _merge, _fake_merge),
+):
+    for _key in ("CPU", "CUDA"):
+        _library.impl(_name, _function, _key)
+    torch.library.register_fake(f"leanattn::{_name}", _fake, lib=_library)
 
 
 def traced(q, k, v, out, lse, small, plain, return_lse, options, workspace, stream):
@@ -187,19 +178,20 @@ def traced(q, k, v, out, lse, small, plain, return_lse, options, workspace, stre
         "lse_base2": base2,
     }
     if options is not None:
-        rules.update(policy=options.policy, splits=options.splits, batch_invariant=options.batch_invariant, workers=options.workers)
+        policy = f"{options.policy}:{options.splits}" if options.splits else options.policy
+        rules.update(policy=policy, batch_invariant=options.batch_invariant, workers=options.workers)
     operators = torch.ops.leanattn
     if block_table is None:
-        functional, mutating, arrays = operators.decode, operators.decode_out, (q, k, v, kv_lens, cu_seqlens_q, cu_seqlens_kv)
+        lens = (kv_lens, cu_seqlens_q, cu_seqlens_kv)
+        functional, with_lse, mutating = operators.decode, operators.decode_lse, operators.decode_out
     else:
-        functional, mutating, arrays = operators.decode_paged, operators.decode_paged_out, (q, k, v, block_table, kv_lens, cu_seqlens_q)
+        lens = (block_table, kv_lens, cu_seqlens_q)
+        functional, with_lse, mutating = operators.decode_paged, operators.decode_paged_lse, operators.decode_paged_out
     if out is None and lse is None:
-        out, lse = functional(*arrays, return_lse=return_lse, **rules)
-    else:
-        new_out, new_lse = _outputs(q, v, return_lse)
-        out = new_out if out is None else out
-        lse = new_lse if lse is None and return_lse else lse
-        mutating(*arrays, out=out, lse=lse, **rules)
+        return (with_lse if return_lse else functional)(q, k, v, *lens, **rules)
+    out = _new_out(q, v) if out is None else out
+    lse = _new_lse(q) if lse is None and return_lse else lse
+    mutating(q, k, v, out, lse, *lens, **rules)
     return (out, lse) if return_lse else out
 
 

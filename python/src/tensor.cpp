@@ -104,11 +104,10 @@ std::int64_t integer(nb::handle value) {
   return number;
 }
 
-// JAX knows no stream −1; without a stream it waits itself.
-bool is_jax(nb::handle array) {
-  const std::string module =
-      nb::cast<std::string>(nb::str(nb::handle(reinterpret_cast<PyObject*>(Py_TYPE(array.ptr()))).attr("__module__")));
-  return module.starts_with("jax");
+// Of the array's type: "numpy", "torch.nn.parameter", "jaxlib._jax".
+std::string module_of(nb::handle array) {
+  const nb::object module = nb::handle(reinterpret_cast<PyObject*>(Py_TYPE(array.ptr()))).attr("__module__");
+  return nb::str(module).c_str();
 }
 
 // stream −1: the producer does not synchronise. The call is queued on the producer's own stream, or on one that the caller names.
@@ -117,7 +116,8 @@ bool take_dlpack(Tensor& tensor, nb::handle array) {
   const auto device = nb::cast<nb::tuple>(array.attr("__dlpack_device__")());
   const std::int64_t type = integer(nb::int_(nb::object(device[0])));
   nb::object stream = nb::none();
-  if ((type == dlpack::kCuda || type == dlpack::kCudaManaged) && !is_jax(array)) stream = nb::int_(-1);
+  const bool cuda = type == dlpack::kCuda || type == dlpack::kCudaManaged;
+  if (cuda && !module_of(array).starts_with("jax")) stream = nb::int_(-1);  // JAX knows none of −1, and waits itself
   static const nb::handle kVersion = nb::make_tuple(1, 1).release();
   nb::object capsule;
   try {
@@ -215,8 +215,13 @@ Tensor tensor_of(nb::handle array, const char* name) {
 
 bool current_stream(nb::handle array, Device device, void*& stream) {
   const dlpack::ExchangeApi* api = exchange_api(array);
-  if (api == nullptr || api->current_stream == nullptr) return false;
-  if (api->current_stream(dlpack::kCuda, device.id, &stream) != 0) nb::raise_python_error();
+  if (api != nullptr && api->current_stream != nullptr) {
+    if (api->current_stream(dlpack::kCuda, device.id, &stream) != 0) nb::raise_python_error();
+    return true;
+  }
+  if (!module_of(array).starts_with("torch")) return false;
+  const nb::object torch = nb::module_::import_("torch");  // a version before the exchange functions
+  stream = PyLong_AsVoidPtr(nb::object(torch.attr("cuda").attr("current_stream")(device.id).attr("cuda_stream")).ptr());
   return true;
 }
 

@@ -31,17 +31,18 @@ def arguments(problem):
 
 
 @pytest.mark.parametrize("layout", ["batched", "ragged", "paged"])
-@pytest.mark.parametrize("form", ["functional", "mutating"])
+@pytest.mark.parametrize("form", ["functional", "with LSE", "mutating"])
 def test_opcheck(rng, layout, form):
     problem = make_problem(rng, layout=layout, q_len=2, causal=True, window_left=50, softcap=4.0)
     args, kwargs = arguments(problem)
     op = OPS.decode_paged if problem.paged else OPS.decode
+    if form == "with LSE":
+        op = OPS.decode_paged_lse if problem.paged else OPS.decode_lse
+        kwargs |= {"policy": "flashdecoding:2"}
     if form == "mutating":
         op = OPS.decode_paged_out if problem.paged else OPS.decode_out
-        kwargs |= {"out": torch.empty_like(args[0]), "lse": torch.empty(args[0].shape[:-1])}
+        args = (*args[:3], torch.empty_like(args[0]), torch.empty(args[0].shape[:-1]), *args[3:])
     torch.library.opcheck(op.default, args, kwargs)
-    if form == "functional":
-        torch.library.opcheck(op.default, args, kwargs | {"return_lse": True, "policy": "flashdecoding", "splits": 2})
 
 
 def test_opcheck_with_every_array(rng):
@@ -54,7 +55,7 @@ def test_opcheck_with_every_array(rng):
         tree_mask=np.full((3, 1), 3, np.int64),
     )
     args, kwargs = arguments(problem)
-    torch.library.opcheck(OPS.decode_paged.default, args, kwargs | {"q_len": 2, "return_lse": True})
+    torch.library.opcheck(OPS.decode_paged_lse.default, args, kwargs | {"q_len": 2})
 
 
 def test_opcheck_of_merge(rng):
@@ -67,11 +68,10 @@ def test_opcheck_of_merge(rng):
 def test_eager(rng, layout, dtype):
     problem = make_problem(rng, layout=layout, dtype=dtype)
     args, kwargs = arguments(problem)
-    op = OPS.decode_paged if problem.paged else OPS.decode
-    o, lse = op(*args, **kwargs, return_lse=True, lse_base2=True)
+    op, with_lse = (OPS.decode_paged, OPS.decode_paged_lse) if problem.paged else (OPS.decode, OPS.decode_lse)
+    o, lse = with_lse(*args, **kwargs, lse_base2=True)
     assert_close(from_torch(o), from_torch(lse), problem.right(lse_base=2), dtype)
-    o, lse = op(*args, **kwargs)
-    assert lse.numel() == 0
+    assert torch.equal(op(*args, **kwargs), o)
 
 
 def test_errors_are_value_errors(rng):
