@@ -9,7 +9,8 @@ import pytest
 
 from conftest import cuda_or_skip, framework_or_skip
 
-EXAMPLES = pathlib.Path(__file__).parents[2] / "examples"
+ROOT = pathlib.Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples"
 
 
 def run(*arguments):
@@ -28,3 +29,11 @@ def test_torch_paged(device):
     if device == "cuda":
         cuda_or_skip()
     assert "pages free at the end: 160 of 160" in run(EXAMPLES / "torch_paged.py", device)
+
+
+def test_the_readme_block():
+    if not (ROOT / "README.md").exists():
+        pytest.skip("the README is not beside these tests")
+    block = (ROOT / "README.md").read_text(encoding="utf-8").split("```python\n")[1].split("```")[0]
+    largest = float(run("-c", block))
+    assert largest < 1e-5
