@@ -71,6 +71,8 @@ def parse_policy(name: str) -> tuple[str, int]:
 
 
 def _native(options: Options | None) -> _core.Options | None:
+    if options is not None and not isinstance(options, Options):
+        raise ValueError(f"options is a {type(options).__name__}: leanattn.Options is needed")
     return None if options is None else options._native
 
 
@@ -89,7 +91,11 @@ def _heads_first(kv_layout: str) -> bool:
 
 
 def _out_shape(q: Array, v: Array) -> tuple[int, ...]:
-    return (*q.shape[:-1], v.shape[-1])
+    try:
+        return (*q.shape[:-1], v.shape[-1])
+    except AttributeError:
+        name, array = ("v", v) if hasattr(q, "shape") else ("q", q)
+        raise ValueError(f"{name} is a {type(array).__name__}: an array with __dlpack__ is needed") from None
 
 
 def _full_lens(q: Array, k: Array, heads_first: bool) -> Array:

@@ -7,8 +7,8 @@ decode_out, decode_paged_out    write to out and, where it is given, to lse
 merge                           (o1, lse1, o2, lse2) → (o, lse), in host memory
 
 The arguments are those of leanattn.decode and leanattn.decode_paged, the options by their names. Shapes and lengths may be dynamic:
-lengths and block tables are read when the kernel runs, so a captured graph serves other values in the same memory. For inference: there
-is no backward. While Dynamo traces, leanattn.decode, decode_paged, merge and what is built on them become these operators.
+lengths and block tables are read when the kernel runs, so a captured graph serves other values in the same memory. For inference:
+results carry no gradient. While Dynamo traces, leanattn.decode, decode_paged, merge and what is built on them become these operators.
 
 CUDA graphs that are replayed at the same time need workspaces of their own: capture each inside `with leanattn.Workspace("cuda"):`.
 """
@@ -156,6 +156,7 @@ for _name, _function, _fake in (
 ):
     for _key in ("CPU", "CUDA"):
         _library.impl(_name, _function, _key)
+    _library.impl(_name, torch.library.fallthrough_kernel, "Autograd")
     torch.library.register_fake(f"leanattn::{_name}", _fake, lib=_library)
 
 

@@ -44,6 +44,7 @@ CASES = {
     "softcap": ({"softcap": -1.0}, "softcap -1: at least 0 is needed"),
     "kv_layout": ({"kv_layout": "DHN"}, "kv_layout 'DHN': known are 'NHD' and 'HND'"),
     "no array": ({"k": [1.0]}, "k is a list: an array with __dlpack__ is needed"),
+    "no array either": ({"v": [1.0]}, "v is a list: an array with __dlpack__ is needed"),
     "table without pages": (
         {"cu_seqlens_kv": np.zeros(4, np.int32)},
         r"k of shape \[3, 133, 2, 64\]: \[total_kv, kv_heads, head_dim\] is needed",
@@ -69,6 +70,7 @@ def test_refused_with_its_sentence(rng, name):
         ({"out": np.broadcast_to(np.zeros((1, 6, 64), np.float32), (3, 6, 64))}, "out is read-only|rows of"),
         ({"lse": np.zeros((3, 6)), "return_lse": True}, "lse: dtype float32 is needed"),
         ({"lse_base": 10}, "lse_base 10: known are 'e' and 2"),
+        ({"options": "lean"}, "options is a str: leanattn.Options is needed"),
         ({"options": leanattn.Options(splits=2)}, "only policy flashdecoding"),
         ({"options": leanattn.Options(cpu_isa="MMX")}, "cpu_isa MMX: this machine has"),
         ({"workspace": leanattn.Workspace("cuda:3")}, "workspace lies on cuda:3, q on cpu"),

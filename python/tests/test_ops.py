@@ -194,3 +194,10 @@ def test_exported(rng):
     assert any("leanattn.decode" in str(node.target) for node in program.graph.nodes)
     twice = [torch.cat([array, array]) for array in (*arrays, rules["kv_lens"])]
     torch.testing.assert_close(program.module()(*twice), Attention()(*twice), rtol=0, atol=0)
+
+
+def test_results_carry_no_gradient(rng):
+    args, kwargs = arguments(make_problem(rng))
+    args[0].requires_grad_()
+    assert not OPS.decode(*args, **kwargs).requires_grad
+    assert not leanattn.decode(*args[:3], kv_lens=args[3]).requires_grad
