@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "leanattn/attention.h"
 #include "leanattn/problem.h"
 
 namespace leanattn {
@@ -34,6 +35,7 @@ std::size_t workspace_bytes(const Problem& problem, const Options& options);
 void initialize_workspace(const Options& options, std::span<std::byte> workspace);
 // Checks the workspace itself: its size comes out of the plan that the call makes anyway.
 void decode(const Problem& problem, const Options& options, std::span<std::byte> workspace);
+void merge(const MergeProblem& problem, const Options& options);
 }  // namespace cuda
 
 }  // namespace leanattn

@@ -341,21 +341,21 @@ def reference(
     return Reference(o.reshape(shape), lse.reshape(shape[:-1]), o_error, lse_error)
 
 
-def merge_shards(o: Array, lse: Array, *, lse_base: str | int = "e") -> tuple[Array, Array]:
+def merge_shards(o: Array, lse: Array, *, lse_base: str | int = "e", stream: Any = None) -> tuple[Array, Array]:
     """Joins attention over disjoint shards of a context: LSE = log Σ e^lse_i, O = Σ e^(lse_i − LSE)·o_i.
 
-    o    [shards, …, d] float32, float16 or bfloat16, contiguous, in host memory
-    lse  [shards, …] float32, contiguous, in base lse_base; −inf: an empty shard, whose o is not looked at
+    o       [shards, …, d] float32, float16 or bfloat16, contiguous
+    lse     [shards, …] float32, contiguous, in base lse_base; −inf: an empty shard, whose o is not looked at
+    stream  CUDA: as in decode
 
     Returns (o [… , d], lse […]). Raises ValueError where shapes or dtypes do not fit.
     """
-    if _arrays.is_cuda(o):
-        raise ValueError("merge of arrays on a GPU: supported are arrays in host memory")
     out = _arrays.empty(tuple(o.shape[1:]), o.dtype, o)
     out_lse = _arrays.empty(tuple(lse.shape[1:]), _arrays.float32(o), o)
     _arrays.wait_for((o, lse))
-    _core.merge(o, lse, out, out_lse, _base2(lse_base))
-    return _arrays.finish(out, o, None), _arrays.finish(out_lse, o, None)
+    stream = _arrays.stream_of(stream, o)
+    _core.merge(o, lse, out, out_lse, _base2(lse_base), stream)
+    return _arrays.finish(out, o, stream), _arrays.finish(out_lse, o, stream)
 
 
 def merge(o1: Array, lse1: Array, o2: Array, lse2: Array, *, lse_base: str | int = "e") -> tuple[Array, Array]:

@@ -4,7 +4,7 @@
 decode, decode_paged            functional: return out
 decode_lse, decode_paged_lse    functional: return (out, lse)
 decode_out, decode_paged_out    write to out and, where it is given, to lse
-merge                           (o1, lse1, o2, lse2) → (o, lse), in host memory
+merge                           (o1, lse1, o2, lse2) → (o, lse)
 
 The arguments are those of leanattn.decode and leanattn.decode_paged, the options by their names. Shapes and lengths may be dynamic:
 lengths and block tables are read when the kernel runs, so a captured graph serves other values in the same memory. For inference:

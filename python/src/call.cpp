@@ -303,15 +303,7 @@ std::size_t Call::bytes() const {
 
 void Call::run(Workspace* workspace, std::optional<std::uintptr_t> stream) {
   Options options = options_;
-  if (device_.cuda) {
-    void* queue = nullptr;
-    if (stream) {
-      queue = reinterpret_cast<void*>(*stream);
-    } else {
-      current_stream(q_, device_, queue);
-    }
-    options.stream = queue;
-  }
+  if (device_.cuda) options.stream = stream_for(q_, device_, stream);
   if (workspace != nullptr && !(workspace->device() == device_)) {
     invalid(fmt::format("workspace lies on {}, q on {}", device_name(workspace->device()), device_name(device_)));
   }

@@ -98,7 +98,7 @@ nb::tuple reference(const Arguments& arguments) {
 
 // --- Merge ---
 
-void merge_shards(nb::handle shard_o, nb::handle shard_lse, nb::handle o, nb::handle lse, bool base2) {
+void merge_shards(nb::handle shard_o, nb::handle shard_lse, nb::handle o, nb::handle lse, bool base2, Stream stream) {
   const Tensor from = tensor_of(shard_o, "o"), from_lse = tensor_of(shard_lse, "lse"), to = tensor_of(o, "out");
   MergeProblem problem;
   if (from.ndim < 2) invalid("o: [shards, …, head_dim_v] is needed");
@@ -111,7 +111,9 @@ void merge_shards(nb::handle shard_o, nb::handle shard_lse, nb::handle o, nb::ha
   std::vector<Tensor> all{from, from_lse, to};
   if (!lse.is_none()) all.push_back(tensor_of(lse, "out_lse"));
   for (const Tensor& tensor : all) {
-    if (tensor.device.cuda) invalid("merge: arrays in host memory are needed");
+    if (!(tensor.device == from.device)) {
+      invalid(std::string(tensor.name) + " lies on " + device_name(tensor.device) + ", o on " + device_name(from.device));
+    }
     require_contiguous(tensor);
   }
   for (const Tensor* tensor : {&all[1], &all.back()}) {
@@ -127,8 +129,14 @@ void merge_shards(nb::handle shard_o, nb::handle shard_lse, nb::handle o, nb::ha
   problem.shard_lse = static_cast<const float*>(from_lse.data);
   problem.o = to.data;
   if (all.size() == 4) problem.lse = static_cast<float*>(all[3].data);
+  Options options;
+  if (from.device.cuda) {
+    options.backend = Backend::kCuda;
+    options.stream = stream_for(shard_o, from.device, stream);
+  }
   const nb::gil_scoped_release released;
-  merge(problem);
+  const DeviceGuard guard(from.device.cuda ? from.device.id : -1);
+  merge(problem, options);
 }
 
 // --- Plan ---
@@ -246,7 +254,8 @@ NB_MODULE(_core, m) {
       nb::arg("q_len"), nb::arg("heads_first"), nb::arg("causal"), nb::arg("window_left"), nb::arg("scale"), nb::arg("softcap"),
       nb::arg("base2"));
 
-  m.def("merge", merge_shards, nb::arg("o"), nb::arg("lse"), nb::arg("out"), nb::arg("out_lse").none(), nb::arg("base2"));
+  m.def("merge", merge_shards, nb::arg("o"), nb::arg("lse"), nb::arg("out"), nb::arg("out_lse").none(), nb::arg("base2"),
+        nb::arg("stream").none());
 
   m.def(
       "synchronize",

@@ -213,16 +213,17 @@ Tensor tensor_of(nb::handle array, const char* name) {
   invalid(fmt::format("{} is a {}: an array with __dlpack__ is needed", name, type));
 }
 
-bool current_stream(nb::handle array, Device device, void*& stream) {
+void* stream_for(nb::handle array, Device device, std::optional<std::uintptr_t> named) {
+  if (named) return reinterpret_cast<void*>(*named);
+  void* stream = nullptr;
   const dlpack::ExchangeApi* api = exchange_api(array);
   if (api != nullptr && api->current_stream != nullptr) {
     if (api->current_stream(dlpack::kCuda, device.id, &stream) != 0) nb::raise_python_error();
-    return true;
+  } else if (module_of(array).starts_with("torch")) {  // a version before the exchange functions
+    const nb::object torch = nb::module_::import_("torch");
+    stream = PyLong_AsVoidPtr(nb::object(torch.attr("cuda").attr("current_stream")(device.id).attr("cuda_stream")).ptr());
   }
-  if (!module_of(array).starts_with("torch")) return false;
-  const nb::object torch = nb::module_::import_("torch");  // a version before the exchange functions
-  stream = PyLong_AsVoidPtr(nb::object(torch.attr("cuda").attr("current_stream")(device.id).attr("cuda_stream")).ptr());
-  return true;
+  return stream;
 }
 
 void invalid(const std::string& sentence) { throw Error(Status::kInvalidArgument, sentence); }

@@ -6,6 +6,7 @@
 #include <nanobind/nanobind.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "leanattn/problem.h"
@@ -42,8 +43,8 @@ struct Tensor {
 // The array behind an argument. ValueError for what is none, has more than 8 dimensions, or lies on another kind of device.
 Tensor tensor_of(nb::handle array, const char* name);
 
-// The stream that the array's framework works on now (CUDA), where its type says so; else nothing.
-bool current_stream(nb::handle array, Device device, void*& stream);
+// CUDA: the stream that was named; else the one that the array's framework works on now, where its type says so; else the default one.
+void* stream_for(nb::handle array, Device device, std::optional<std::uintptr_t> named);
 
 // --- Checks; each throws Error kInvalidArgument with a sentence that names the argument ---
 [[noreturn]] void invalid(const std::string& sentence);

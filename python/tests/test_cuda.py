@@ -167,6 +167,26 @@ def test_graphs_at_the_same_time_with_a_workspace_each(rng):
     assert all(torch.equal(o, expected) for o in outs)
 
 
+@pytest.mark.parametrize("lse_base", ["e", 2])
+def test_merge_of_shards(rng, lse_base):
+    """Three shards of a context, one of them empty for one sequence, against the whole; an empty shard changes no bit."""
+    problem = make_problem(rng, dtype="bfloat16", kv_lens=(700, 200), head_dim=128)
+    arrays = [to_cuda(array) for array in (problem.q, problem.k, problem.v)]
+    parts = []
+    for begin, end in ((0, 150), (150, 300), (300, 703)):
+        lens = torch.tensor([min(max(n - begin, 0), end - begin) for n in (700, 200)], dtype=torch.int32, device="cuda")
+        shard = [array[:, begin:end] for array in arrays[1:]]
+        parts.append(leanattn.decode(arrays[0], *shard, kv_lens=lens, causal=False, return_lse=True, lse_base=lse_base))
+    o, lse = leanattn.merge_shards(torch.stack([part[0] for part in parts]), torch.stack([part[1] for part in parts]), lse_base=lse_base)
+    right = problem.right(lse_base=lse_base)
+    np.testing.assert_allclose(from_torch(o).astype(np.float64), right.o, rtol=2e-2, atol=2e-3)
+    np.testing.assert_allclose(from_torch(lse), right.lse, rtol=1e-5, atol=1e-4)
+    nothing = torch.full_like(o, torch.nan), torch.full_like(lse, -torch.inf)
+    for merged in (leanattn.merge(o, lse, *nothing), OPS.merge(*nothing, o, lse)):
+        assert torch.equal(merged[0], o) and torch.equal(merged[1], lse)
+    torch.library.opcheck(OPS.merge.default, (o, lse, o, lse))
+
+
 @pytest.mark.parametrize("form", ["functional", "mutating"])
 def test_opcheck(rng, form):
     problem = make_problem(rng, layout="paged", dtype="bfloat16", q_len=2)

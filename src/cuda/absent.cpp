@@ -14,5 +14,6 @@ std::string device_name() { return {}; }
 std::size_t workspace_bytes(const Problem&, const Options&) { reject_cuda_answer("workspace_bytes", "not built"); }
 void initialize_workspace(const Options&, std::span<std::byte>) { reject_cuda_answer("initialize_workspace", "not built"); }
 void decode(const Problem&, const Options&, std::span<std::byte>) { reject_cuda_answer("decode", "not built"); }
+void merge(const MergeProblem&, const Options&) { reject_cuda_answer("merge", "not built"); }
 
 }  // namespace leanattn::cuda
