@@ -11,16 +11,19 @@
 #   table      the cases of bench/table.txt, and the peers of .ruler/peers.py where that folder is: h200-table.jsonl
 #   variants   the same cases with programmatic launch: h200-variants.jsonl
 #   more       the cases of bench/gpu_more.txt, with peers: h200-more.jsonl
+#   limits     what ragged batches, pages, several query tokens and extremes cost beside what they may: h200-limits.jsonl, h200-limits.md
+#   timeline   when the kernel's blocks come to which point, on a few cases: h200-timeline.jsonl, a line a block. Needs a binary of its own
+#              (./dev carry timeline)
 #
 # Every stage runs even when one before it failed; the exit code says whether all went well. STAGE_SECONDS (480) ends a stage.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-[[ $# -ge 1 ]] || { sed -n '3,15p' "${BASH_SOURCE[0]}" | cut -c 3-; exit 2; }
+[[ $# -ge 1 ]] || { sed -n '3,18p' "${BASH_SOURCE[0]}" | cut -c 3-; exit 2; }
 
 mkdir -p "$1" && out=$(cd "$1" && pwd)
 shift
 stages=("$@")
-((${#stages[@]})) || stages=(check python sanitize table variants more)
+((${#stages[@]})) || stages=(check python sanitize table variants more limits timeline)
 
 for bin in build/carry build/cuda/tools; do
   [[ -x $bin/leanattn ]] && break
@@ -41,14 +44,15 @@ logged() {  # NAME COMMAND...
   return "$rc"
 }
 
-paths() { "$leanattn" info --json | python3 -c 'import json, sys; print(*json.load(sys.stdin)["cuda_paths"])'; }
+paths() { "$leanattn" info --json | python3 -c 'import json, sys; print(*json.load(sys.stdin)["gpu"]["cuda_paths"])'; }
 
 stage_check() {
-  local rc=0 path test
+  local rc=0 path all test
   logged info "$leanattn" info || return
+  all=$(paths) || return
   logged check "$leanattn" check --backend cuda --dtype bf16 --dtype f16 || rc=1
   logged check-table "$leanattn" check --backend cuda --cases "$small" --dtype bf16 --dtype f16 || rc=1
-  for path in $(paths); do
+  for path in $all; do
     logged "check-$path" "$leanattn" check --backend cuda --cuda-path "$path" --dtype bf16 --policy lean --policy fa2 \
       --policy flashdecoding --policy flashdecoding:5 || rc=1
   done
@@ -76,10 +80,11 @@ stage_python() {
 }
 
 stage_sanitize() {
-  local tool rc=0
+  local tool path all rc=0
+  all=$(paths) || return
   command -v compute-sanitizer >/dev/null || { echo "-- no compute-sanitizer here"; return 1; }
   for tool in memcheck racecheck synccheck; do
-    for path in $(paths); do
+    for path in $all; do
       logged "sanitize-$tool-$path" timeout 78 compute-sanitizer --tool "$tool" --error-exitcode 9 "$leanattn" check --backend cuda \
         --cuda-path "$path" --cases "$small" || rc=1
     done
@@ -119,13 +124,36 @@ stage_variants() {
   return "$rc"
 }
 
+stage_limits() {
+  local rc=0 path all lines=$out/h200-limits.jsonl others=()
+  all=$(paths) || return
+  "$leanattn" bench --backend cuda --json --cases bench/gpu_limits.txt >"$lines" || rc=1
+  python3 bench/gpu_limits.py cases bench/gpu_limits.txt paths >"$scratch/paths.txt"
+  for path in $(cut -s -d ' ' -f 2- <<<"$all"); do
+    others+=("$out/h200-limits-$path.jsonl")
+    "$leanattn" bench --backend cuda --json --cuda-path "$path" --cases "$scratch/paths.txt" >"${others[-1]}" || rc=1
+  done
+  python3 bench/gpu_limits.py show bench/gpu_limits.txt "$lines" "${others[@]}" >"$out/h200-limits.md" || rc=1
+  tee -a "$out/$stage.log" <"$out/h200-limits.md"
+  return "$rc"
+}
+
+stage_timeline() {
+  local binary
+  for binary in build/carry/leanattn_timeline build/timeline/tools/leanattn; do
+    [[ -x $binary ]] && break
+  done
+  [[ -x $binary ]] || { echo "-- no build/carry/leanattn_timeline here (./dev carry timeline)"; return 1; }
+  "$binary" timeline --cases bench/gpu_timeline.txt --blocks "$out/h200-timeline.jsonl" | tee -a "$out/$stage.log"
+}
+
 summary=() failed=0
 for stage in "${stages[@]}"; do
   declare -F "stage_$stage" >/dev/null && continue
-  echo "gpu.sh: stage '$stage': expected check, python, sanitize, table, variants or more" >&2
+  echo "gpu.sh: stage '$stage': expected check, python, sanitize, table, variants, more, limits or timeline" >&2
   exit 2
 done
-export -f logged paths peers timed stage_check stage_python stage_sanitize stage_table stage_variants stage_more
+export -f logged paths peers timed stage_check stage_python stage_sanitize stage_table stage_variants stage_more stage_limits stage_timeline
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 export out leanattn small scratch stage

@@ -33,6 +33,9 @@ set_target_properties(leanattn_cuda_objects PROPERTIES
   POSITION_INDEPENDENT_CODE ON CXX_VISIBILITY_PRESET hidden CUDA_VISIBILITY_PRESET hidden VISIBILITY_INLINES_HIDDEN ON)
 target_include_directories(leanattn_cuda_objects PRIVATE include src)
 target_link_libraries(leanattn_cuda_objects PRIVATE leanattn_cuda_flags CUDA::cudart_static)
+if(LEANATTN_TIMELINE)
+  target_compile_definitions(leanattn_cuda_objects PRIVATE LEANATTN_TIMELINE)
+endif()
 set(LEANATTN_CUDA_OBJECTS $<TARGET_OBJECTS:leanattn_cuda_objects>)
 set(LEANATTN_CUDA_LIBRARY CUDA::cudart_static)
 

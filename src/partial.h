@@ -77,13 +77,14 @@ LEANATTN_PARTIAL_HOST_DEVICE inline float merge_weight(float max, float base) {
   return kUnit == LogUnit::kLog2 ? exp_two(max - base) : exp_natural(max - base);
 }
 
+template <LogUnit kUnit = LogUnit::kNatural>
 LEANATTN_PARTIAL_HOST_DEVICE inline RowMerge merge_rows(const RowPartial& x, const RowPartial& y) {
   RowMerge merge;
   merge.swapped = y.max > x.max;
   // Member by member: a reference to either would put both in memory on a GPU.
   const RowPartial base{merge.swapped ? y.max : x.max, merge.swapped ? y.sum : x.sum};
   const RowPartial other{merge.swapped ? x.max : y.max, merge.swapped ? x.sum : y.sum};
-  merge.factor = merge_weight(other.max, base.max);
+  merge.factor = merge_weight<kUnit>(other.max, base.max);
   merge.row.max = other.max == 0.0f && base.max == 0.0f ? base.max + other.max : base.max;  // 0 and −0 tie: 0, whichever is the base
   merge.row.sum = merge_value(merge.factor, base.sum, other.sum);
   // A NaN must not be lost to a comparison that it fails or to a factor of 0.
@@ -102,7 +103,7 @@ LEANATTN_PARTIAL_HOST_DEVICE inline void merge_values(const RowMerge& merge, flo
   }
 }
 
-// A sink logit is a partial with no value: it joins the denominator only. −inf: an empty one.
+// A sink logit, in the unit of m, is a partial with no value: it joins the denominator only. −inf: an empty one.
 LEANATTN_PARTIAL_HOST_DEVICE inline RowPartial sink_partial(float sink) {
   RowPartial row;
   row.max = sink;

@@ -12,7 +12,6 @@
 #include <string_view>
 #include <utility>
 
-#include "cuda/variants.h"
 #include "leanattn/attention.h"
 #include "numeric.h"
 #include "problem_view.h"
@@ -247,14 +246,6 @@ void validate_cuda(const Problem& p, const Options& options) {
     reject(Status::kUnsupported, "{} with backend cuda: supported {}", what, supported);
   };
   if (p.q_dtype == DType::kFloat32) unsupported("dtype float32", "are float16 and bfloat16");
-  if (!cuda::is_head_dim(p.head_dim))
-    unsupported(fmt::format("head_dim {}", p.head_dim), fmt::format("are {}", fmt::join(cuda::kHeadDims, ", ")));
-  if (head_dim_v(p) != p.head_dim) unsupported(fmt::format("head_dim_v {}", p.head_dim_v), fmt::format("is head_dim {}", p.head_dim));
-  if (p.window_left >= 0) unsupported(fmt::format("window_left {}", p.window_left), "is -1");
-  if (p.tree_mask != nullptr) unsupported("tree_mask", "is null");
-  if (p.softcap != 0.0f) unsupported(fmt::format("softcap {}", p.softcap), "is 0");
-  if (p.alibi_slopes != nullptr) unsupported("alibi_slopes", "is null");
-  if (p.sinks != nullptr) unsupported("sinks", "is null");
   if (options.batch_invariant) unsupported("batch_invariant", "is false");
 }
 
@@ -373,6 +364,10 @@ void require_cuda(bool available, std::string (*why_absent)()) {
 }
 
 void check_device_workspace(const void* workspace) { aligned("workspace", workspace, 16); }
+
+void check_device_memory(const char* name, const void* pointer, bool on_device) {
+  if (!on_device) invalid("{} at {:#x}: backend cuda needs memory of the device", name, reinterpret_cast<std::uintptr_t>(pointer));
+}
 
 void reject_cuda_path(const char* cuda_path, const std::string& known) {
   reject(Status::kUnsupported, "cuda_path {}: this device has {}", cuda_path, known);

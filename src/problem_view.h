@@ -116,6 +116,8 @@ void check_workspace(const void* workspace, std::size_t workspace_bytes, std::si
 void require_cuda(bool available, std::string (*why_absent)());
 // kInvalidArgument for a device workspace that is not aligned to 16 bytes.
 void check_device_workspace(const void* workspace);
+// kInvalidArgument unless the pointer is to device memory, as the backend found out.
+void check_device_memory(const char* name, const void* pointer, bool on_device);
 // kUnsupported, always: cuda_path is none of `known`.
 [[noreturn]] void reject_cuda_path(const char* cuda_path, const std::string& known);
 // kInternal, always: what CUDA answered to `what`.

@@ -4,6 +4,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <functional>
 #include <random>
 #include <set>
 #include <sstream>
@@ -226,6 +228,8 @@ TEST(Case, TheTableOfKeysHasEveryKeyOnce) {
   EXPECT_EQ(keys, all);
 }
 
+std::vector<Case> bench_cases(const std::string& file) { return read_case_file(LEANATTN_SOURCE_DIR "/bench/" + file); }
+
 TEST(Case, FilesHaveCommentsAndLineNumbers) {
   std::istringstream good("# a table\n\n1 8 1 128 4k # short\n   \n- 8 1 128 1,2\n");
   EXPECT_EQ(read_cases(good, "table").size(), 2u);
@@ -237,9 +241,33 @@ TEST(Case, FilesHaveCommentsAndLineNumbers) {
     EXPECT_EQ(std::string(error.what()).rfind("table:3: page \"x\"", 0), 0u) << error.what();
   }
   EXPECT_THROW(read_case_file("/no/such/file"), CaseError);
-  for (const char* table : {"table.txt", "cpu_table.txt", "gpu_more.txt", "gpu_small.txt"}) {
-    EXPECT_GT(read_case_file(std::string(LEANATTN_SOURCE_DIR "/bench/") + table).size(), 10u) << table;
+  for (const char* table : {"table.txt", "cpu_table.txt", "gpu_limits.txt", "gpu_more.txt", "gpu_small.txt"}) {
+    EXPECT_GT(bench_cases(table).size(), 10u) << table;
   }
+  EXPECT_GE(bench_cases("gpu_timeline.txt").size(), 4u);
+}
+
+// What bench/gpu_more.txt says of itself: thirty cases that are not in the table, of these kinds.
+TEST(Case, MoreCasesOfTheBenchAreOfEveryKind) {
+  const std::vector<Case> table = bench_cases("table.txt"), more = bench_cases("gpu_more.txt");
+  std::set<std::string> distinct;
+  int odd_groups = 0, odd_lengths = 0, batches = 0, mixed = 0;
+  for (const Case& c : more) {
+    distinct.insert(to_string(c));
+    EXPECT_EQ(std::count(table.begin(), table.end(), c), 0) << to_string(c);
+    const int group = c.q_heads / c.kv_heads;
+    const bool equal = std::adjacent_find(c.kv_lens.begin(), c.kv_lens.end(), std::not_equal_to<>()) == c.kv_lens.end();
+    odd_groups += (group & (group - 1)) != 0;
+    odd_lengths += equal && c.kv_lens[0] % 16 != 0;
+    batches += equal && c.batch() >= 2 && c.batch() <= 128;
+    mixed += !equal;
+  }
+  EXPECT_GE(more.size(), 30u);
+  EXPECT_EQ(distinct.size(), more.size());
+  EXPECT_GE(odd_groups, 8);
+  EXPECT_GE(odd_lengths, 5);
+  EXPECT_GE(batches, 10);
+  EXPECT_GE(mixed, 6);
 }
 
 }  // namespace

@@ -12,6 +12,8 @@
 #include <sstream>
 #include <string>
 
+#include "backend.h"
+
 namespace {
 
 struct Outcome {
@@ -66,7 +68,7 @@ class Cli : public testing::Test {
 TEST_F(Cli, HelpAndVersion) {
   EXPECT_EQ(run("--help").exit_code, 0);
   EXPECT_EQ(run("--version").exit_code, 0);
-  for (const char* command : {"info", "check", "bench", "plan", "demo"}) {
+  for (const char* command : {"info", "check", "bench", "timeline", "plan", "demo"}) {
     EXPECT_TRUE(has(run("--help").out, command));
     EXPECT_EQ(run(std::string(command) + " --help").exit_code, 0);
   }
@@ -211,6 +213,14 @@ TEST_F(Cli, ABackendThatIsNotThereIsNamed) {
     EXPECT_TRUE(has(outcome.err, why)) << arguments << ": " << outcome.err;
     EXPECT_EQ(outcome.out, "") << arguments;
   }
+}
+
+TEST_F(Cli, TimelineNamesTheBuildThatItNeeds) {
+  if (!leanattn::cuda::timeline_marks().empty()) GTEST_SKIP() << "a build with LEANATTN_TIMELINE";
+  const Outcome outcome = run("timeline 1 8 2 64 40");
+  EXPECT_EQ(outcome.exit_code, 1);
+  EXPECT_TRUE(has(outcome.err, "timeline: this build keeps none; configure with the preset timeline (LEANATTN_TIMELINE)")) << outcome.err;
+  EXPECT_EQ(outcome.out, "");
 }
 
 TEST_F(Cli, OptionsOfOneProcessorAreNotTheOthers) {

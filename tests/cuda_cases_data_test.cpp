@@ -171,7 +171,7 @@ TEST_F(CudaCases, S3_InterleavedCacheAndLayerInsidePage) {
 // Bits do not depend on alignment: rows at any element.
 TEST_F(CudaCases, S3_OddStridesLeaveTheBits) {
   for (const char* line : {"- 8 2 64 700,65,1,0 layout=contiguous", "- 8 2 128 700,65,1,0 layout=head_major dtype=f16",
-                           "- 6 1 96 500,3 page=7", "- 16 2 256 300,3 layout=ragged q_len=3"}) {
+                           "- 6 1 96 500,3 page=7", "- 16 2 256 300,3 layout=ragged q_len=3", "- 6 2 80 500,3 head_dim_v=48"}) {
     DeviceCase plain{std::string(line)};
     for (const Gaps& gaps : {Gaps{1, 0, 0, 0}, Gaps{0, 0, 0, 1}, Gaps{2, 1, 3, 5}, Gaps{4, 4, 4, 4}, Gaps{8, 0, 0, 8}}) {
       const Respaced spaced(plain.host, gaps, gaps, gaps, gaps);
@@ -222,7 +222,7 @@ void expect_right_far(const std::string& line, std::int64_t elements, Far far) {
   if (free_bytes < bytes + (std::size_t{1} << 30)) {
     GTEST_SKIP() << bytes << " bytes of device memory wanted, " << free_bytes << " are free";
   }
-  DeviceBuffer cache(bytes, nullptr, kNanByte);
+  GuardedBuffer cache(bytes, nullptr, kNanByte);
   DeviceProblem device(host);
   Problem spread = host;  // addresses on the host, for offsets only
   std::vector<std::int32_t> table;
@@ -230,7 +230,7 @@ void expect_right_far(const std::string& line, std::int64_t elements, Far far) {
   device.problem.k = spread.k, device.problem.v = spread.v;
   device.problem.k.data = cache.data();
   device.problem.v.data = cache.data() + kValuesFirst;
-  DeviceBuffer far_table(table.size() * 4, nullptr, kNanByte);
+  GuardedBuffer far_table(table.size() * 4, nullptr, kNanByte);
   far_table.upload(table.data());
   if (!table.empty()) {
     device.problem.block_table = reinterpret_cast<const std::int32_t*>(far_table.data());

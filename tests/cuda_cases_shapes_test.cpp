@@ -52,6 +52,25 @@ TEST_F(CudaCases, S2_EveryLengthEveryPolicyEverySplit) {
   }
 }
 
+TEST_F(CudaCases, S5_HeadDims) {
+  for (const int dim : {32, 64, 72, 80, 96, 112, 120, 128, 160, 192, 256}) {
+    for (const char* dtype : {"bf16", "f16"}) {
+      const std::string line = "- 6 2 " + std::to_string(dim) + " 130,17 dtype=" + dtype;
+      expect_right_on_device(line);
+      expect_right_on_device(line + " head_dim_v=64 q_len=3");
+      expect_right_on_device(line + " head_dim_v=256 page=5");
+    }
+  }
+  expect_right_on_device("- 32 8 192 1000,77 head_dim_v=128 page=64");
+  expect_right_on_device("- 16 1 64 1000,77 head_dim_v=128 q_len=5");
+  for (const auto& [k, v] : {std::pair{100, 0}, std::pair{64, 100}, std::pair{24, 0}, std::pair{264, 0}}) {
+    Problem p = DeviceCase("1 2 1 64 20").device.problem;
+    p.head_dim = k, p.head_dim_v = v;
+    EXPECT_NE(device_refusal(p).find(" " + std::to_string(v == 100 ? v : k) + ": supported are 32 to 256 in steps of 8"),
+              std::string::npos);
+  }
+}
+
 TEST_F(CudaCases, S7_Batch1To50Long) {
   for (const char* line : {"50 40 8 64 512", "50 40 8 128 1k dtype=f16"}) {
     CaseData data(parse_case(line));
@@ -92,6 +111,38 @@ TEST_F(CudaCases, S9_OneOfAMillionAmongShortLong) {
       if (slow && path > 0) continue;
       EXPECT_TRUE(is_right(own.host, own.device, device_options(way, path), own.reference));
       for (const std::uint32_t word : output_bits(own.host)) ASSERT_FALSE(std::isnan(std::bit_cast<float>(word)));
+    }
+  }
+}
+
+// The longest context there is, 2^31 − 1 tokens, over one page again and again: the last tile ends behind what an int counts. Every logit
+// is 0 and every V a power of two, so that all sums are exact.
+TEST_F(CudaCases, S9_LongestContextLong) {
+  constexpr std::int32_t kLen = std::numeric_limits<std::int32_t>::max(), kPage = 4096;
+  for (const char* shape : {"1 8 1 128 ", "1 8 1 64 "}) {
+    CaseData data(parse_case(shape + std::to_string(kPage) + " layout=paged page=" + std::to_string(kPage)));
+    Problem host = data.problem();
+    for (int token = 0; token < kPage; ++token) {
+      for (int i = 0; i < host.head_dim; ++i) {
+        set_kv(host, host.k, 0, token, 0, i, 0.0f);
+        set_kv(host, host.v, 0, token, 0, i, std::exp2(static_cast<float>(i % 5 - 2)));
+      }
+    }
+    const std::vector<std::int32_t> table(std::size_t{kLen} / kPage + 1, host.block_table[0]);
+    host.kv_lens = &kLen;
+    host.block_table = table.data();
+    host.max_pages = static_cast<std::int32_t>(table.size());
+    host.block_table_stride = 0;
+    DeviceProblem device(host);
+    for (std::size_t path = 0; path < device_paths().size(); ++path) {
+      for (const DeviceWay& way : {DeviceWay{Policy::kLean, 0, 0}, DeviceWay{Policy::kFlashDecoding, 0, 0}}) {
+        const Options options = device_options(way, path);
+        EXPECT_EQ(decode_on_device(device, options), "") << device_text_of(options);
+        for (int row = 0; row < host.q_heads; ++row) {
+          for (int i = 0; i < host.head_dim; ++i) ASSERT_EQ(data.o_at(row, i), std::exp2(static_cast<float>(i % 5 - 2))) << "dim " << i;
+          EXPECT_NEAR(data.lse_at(row), std::log(double{kLen}), 1e-5) << shape << device_text_of(options);
+        }
+      }
     }
   }
 }
@@ -181,7 +232,7 @@ TEST_F(CudaCases, Q1_SeveralQueryTokensAfterMuchContext) {
 
 TEST_F(CudaCases, Q3_FewerKeysThanQueryTokens) {
   for (const char* dtype : {"bf16", "f16"}) {
-    for (const char* more : {"", " page=4", " lse=2"}) {
+    for (const char* more : {"", " page=4", " lse=2", " window=2", " page=4 sink=1", " tree=9", " alibi=1 softcap=20"}) {
       DeviceCase own(std::string("- 6 2 64 5,8,1,0,9,130 q_len=9 dtype=") + dtype + more);
       EXPECT_EQ(std::count(own.reference.row.begin(), own.reference.row.end(), Reference::kWithoutKeys), (4 + 1 + 8 + 9) * 6);
       own.expect_right();

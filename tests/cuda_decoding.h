@@ -18,6 +18,7 @@
 #include "cuda/variants.h"
 #include "cuda_memory.h"
 #include "decoding.h"
+#include "tools/device_case.h"
 
 namespace leanattn::testing {
 
@@ -63,19 +64,16 @@ class DeviceProblem {
     const auto element = static_cast<std::int64_t>(dtype_bytes(host.q_dtype));
     problem.q.data = copy_in("q", host.q.data, span_of_rows(host, host.q, host.head_dim) * element);
     copy_kv_in();
-    o_ = DeviceBuffer(static_cast<std::size_t>(span_of_rows(host, host.o, head_dim_v(host)) * element), host.o.data, kCanaryByte, room);
+    o_ = GuardedBuffer(static_cast<std::size_t>(span_of_rows(host, host.o, head_dim_v(host)) * element), host.o.data, kCanaryByte, room);
     problem.o.data = o_.data();
     if (host.lse) {
-      lse_ = DeviceBuffer(static_cast<std::size_t>(total_q(host) * host.q_heads * 4), host.lse, kCanaryByte, room);
+      lse_ = GuardedBuffer(static_cast<std::size_t>(total_q(host) * host.q_heads * 4), host.lse, kCanaryByte, room);
       problem.lse = reinterpret_cast<float*>(lse_.data());
     }
-    const std::int64_t seqs = host.batch;
-    problem.kv_lens = copy_in("kv_lens", host.kv_lens, seqs * 4);
-    kv_lens_ = host.kv_lens ? inputs_.size() - 1 : 0;
-    problem.cu_seqlens_q = copy_in("cu_seqlens_q", host.cu_seqlens_q, (seqs + 1) * 4);
-    problem.cu_seqlens_kv = copy_in("cu_seqlens_kv", host.cu_seqlens_kv, (seqs + 1) * 4);
-    const std::int64_t slots = seqs > 0 ? (seqs - 1) * block_table_stride(host) + host.max_pages : 0;
-    problem.block_table = copy_in("block_table", host.block_table, slots * 4);
+    tools::copy_arrays(host, problem, [&](const char* name, const void* values, std::int64_t bytes) {
+      if (values == host.kv_lens) kv_lens_ = inputs_.size();
+      return copy_in(name, values, bytes);
+    });
     reset_outputs();
   }
   DeviceProblem(const DeviceProblem&) = delete;
@@ -134,16 +132,15 @@ class DeviceProblem {
   struct Input {
     const char* name;
     const void* host;
-    DeviceBuffer buffer;
+    GuardedBuffer buffer;
     bool is_kv = false;
   };
 
-  template <class T>
-  const T* copy_in(const char* name, const T* host, std::int64_t bytes) {
+  const void* copy_in(const char* name, const void* host, std::int64_t bytes) {
     if (host == nullptr) return nullptr;
-    inputs_.push_back({name, host, DeviceBuffer(static_cast<std::size_t>(bytes), host, kNanByte, room_)});
+    inputs_.push_back({name, host, GuardedBuffer(static_cast<std::size_t>(bytes), host, kNanByte, room_)});
     inputs_.back().buffer.upload(host);
-    return reinterpret_cast<const T*>(inputs_.back().buffer.data());
+    return inputs_.back().buffer.data();
   }
 
   // K and V out of one buffer stay out of one buffer.
@@ -155,7 +152,7 @@ class DeviceProblem {
     const std::int64_t v_bytes = span_of_tokens(host_, host_.v, head_dim_v(host_)) * element;
     if (k && v && k < v + v_bytes && v < k + k_bytes) {
       const std::byte* first = std::min(k, v);
-      const auto* device = static_cast<const std::byte*>(copy_in<void>("k and v", first, std::max(k + k_bytes, v + v_bytes) - first));
+      const auto* device = static_cast<const std::byte*>(copy_in("k and v", first, std::max(k + k_bytes, v + v_bytes) - first));
       inputs_.back().is_kv = true;
       problem.k.data = device + (k - first);
       problem.v.data = device + (v - first);
@@ -185,7 +182,7 @@ class DeviceProblem {
   Room room_;
   std::vector<Input> inputs_;
   std::size_t kv_lens_ = 0;
-  DeviceBuffer o_, lse_;
+  GuardedBuffer o_, lse_;
 };
 
 // --- Ways to run ---

@@ -11,35 +11,16 @@
 
 namespace leanattn::testing {
 
-// What queue(stream) queues, captured so that an allocation or a synchronisation anywhere would fail, and made ready to launch.
-class CapturedGraph {
+// A graph that a test looks into.
+class CapturedGraph : public tools::DeviceGraph {
  public:
-  template <class Queue>
-  CapturedGraph(cudaStream_t stream, Queue queue) {
-    must(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), "cudaStreamBeginCapture");
-    try {
-      queue(stream);
-    } catch (...) {
-      cudaStreamEndCapture(stream, &graph_);  // else the stream stays in capture
-      if (graph_) cudaGraphDestroy(graph_);
-      throw;
-    }
-    must(cudaStreamEndCapture(stream, &graph_), "cudaStreamEndCapture");
-    must(cudaGraphInstantiate(&executable_, graph_, 0), "cudaGraphInstantiate");
-  }
-  ~CapturedGraph() {
-    if (executable_) cudaGraphExecDestroy(executable_);
-    if (graph_) cudaGraphDestroy(graph_);
-  }
-  CapturedGraph(const CapturedGraph&) = delete;
-
-  void launch(cudaStream_t stream) const { must(cudaGraphLaunch(executable_, stream), "cudaGraphLaunch"); }
+  using DeviceGraph::DeviceGraph;
 
   std::vector<cudaGraphNode_t> nodes() const {
     std::size_t count = 0;
-    must(cudaGraphGetNodes(graph_, nullptr, &count), "cudaGraphGetNodes");
+    must(cudaGraphGetNodes(graph(), nullptr, &count), "cudaGraphGetNodes");
     std::vector<cudaGraphNode_t> all(count);
-    if (count > 0) must(cudaGraphGetNodes(graph_, all.data(), &count), "cudaGraphGetNodes");
+    if (count > 0) must(cudaGraphGetNodes(graph(), all.data(), &count), "cudaGraphGetNodes");
     return all;
   }
   // Blocks of the only node, a kernel; 0 when it is not one kernel.
@@ -53,10 +34,6 @@ class CapturedGraph {
     must(cudaGraphKernelNodeGetParams(all[0], &kernel), "cudaGraphKernelNodeGetParams");
     return static_cast<long long>(kernel.gridDim.x) * kernel.gridDim.y * kernel.gridDim.z;
   }
-
- private:
-  cudaGraph_t graph_ = nullptr;
-  cudaGraphExec_t executable_ = nullptr;
 };
 
 }  // namespace leanattn::testing

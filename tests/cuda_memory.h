@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Streams and guarded memory of the tests on a GPU, and the fixture that skips them where there is none.
+// Guarded memory of the tests on a GPU, and the fixture that skips them where there is none.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -9,19 +9,17 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
-#include <stdexcept>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "backend.h"
 #include "leanattn/attention.h"
+#include "tools/device_memory.h"
 
 namespace leanattn::testing {
 
-inline void must(cudaError_t answer, const char* what) {
-  if (answer != cudaSuccess) throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(answer));
-}
+inline void must(cudaError_t answer, const char* what) { tools::check_cuda(answer, what); }
+using Stream = tools::DeviceStream;
 
 // Every test that needs a GPU: without one it is skipped, with the library's own sentence.
 class CudaTest : public ::testing::Test {
@@ -44,19 +42,6 @@ inline int device_attribute(cudaDeviceAttr attribute) {
 }
 inline int multiprocessors() { return device_attribute(cudaDevAttrMultiProcessorCount); }
 
-// Runs beside the default stream, not in turn with it.
-class Stream {
- public:
-  Stream() { must(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreateWithFlags"); }
-  ~Stream() { cudaStreamDestroy(stream_); }
-  Stream(const Stream&) = delete;
-  operator cudaStream_t() const { return stream_; }
-  void wait() const { must(cudaStreamSynchronize(stream_), "cudaStreamSynchronize"); }
-
- private:
-  cudaStream_t stream_ = nullptr;
-};
-
 // --- Memory ---
 
 constexpr unsigned char kNanByte = 0xff;     // a NaN in every dtype, −1 in a length or a table
@@ -66,46 +51,28 @@ constexpr std::size_t kGuardBytes = 4096;
 // Tight memory has no guards: what is read or written behind it is compute-sanitizer's to find.
 enum class Room { kGuarded, kTight };
 
-class DeviceBuffer {
+class GuardedBuffer {
  public:
-  DeviceBuffer() = default;
+  GuardedBuffer() = default;
   // The address modulo 256 is that of `like`.
-  DeviceBuffer(std::size_t bytes, const void* like, unsigned char guard, Room room = Room::kGuarded) : bytes_(bytes), guard_(guard) {
-    behind_ = room == Room::kGuarded ? kGuardBytes : 0;
-    first_ = behind_ + reinterpret_cast<std::uintptr_t>(like) % 256;
-    all_bytes_ = first_ + bytes + behind_;
-    void* base = nullptr;
-    if (all_bytes_ > 0) must(cudaMalloc(&base, all_bytes_), "cudaMalloc");
-    base_ = static_cast<std::byte*>(base);
+  GuardedBuffer(std::size_t bytes, const void* like, unsigned char guard, Room room = Room::kGuarded)
+      : behind_(room == Room::kGuarded ? kGuardBytes : 0),
+        first_(behind_ + reinterpret_cast<std::uintptr_t>(like) % 256),
+        bytes_(bytes),
+        guard_(guard),
+        memory_(first_ + bytes + behind_) {
     fill(guard);
   }
-  ~DeviceBuffer() {
-    if (base_) cudaFree(base_);
-  }
-  DeviceBuffer(DeviceBuffer&& other) noexcept { *this = std::move(other); }
-  DeviceBuffer& operator=(DeviceBuffer&& other) noexcept {
-    std::swap(base_, other.base_);
-    std::swap(bytes_, other.bytes_);
-    std::swap(all_bytes_, other.all_bytes_);
-    std::swap(first_, other.first_);
-    std::swap(behind_, other.behind_);
-    std::swap(guard_, other.guard_);
-    return *this;
-  }
 
-  std::byte* data() const { return base_ + first_; }
+  std::byte* data() const { return memory_.data() + first_; }
   std::size_t bytes() const { return bytes_; }
   // All of it, guards included.
-  void fill(unsigned char value) {
-    if (all_bytes_ > 0) must(cudaMemset(base_, value, all_bytes_), "cudaMemset");
-  }
+  void fill(unsigned char value) { memory_.fill(value); }
   void upload(const void* from) { upload(from, bytes_); }
-  void upload(const void* from, std::size_t bytes) {
-    if (bytes > 0) must(cudaMemcpy(data(), from, bytes, cudaMemcpyHostToDevice), "cudaMemcpy to the device");
-  }
+  void upload(const void* from, std::size_t bytes) { memory_.upload({static_cast<const std::byte*>(from), bytes}, first_); }
   std::vector<std::byte> download() const {
     std::vector<std::byte> copy(bytes_);
-    if (bytes_ > 0) must(cudaMemcpy(copy.data(), data(), bytes_, cudaMemcpyDeviceToHost), "cudaMemcpy to the host");
+    memory_.download(copy, first_);
     return copy;
   }
   // Empty when both guards are whole.
@@ -117,14 +84,14 @@ class DeviceBuffer {
 
  private:
   bool is_whole(std::size_t begin, std::size_t bytes) const {
-    std::byte guard[kGuardBytes + 256];
-    if (bytes > 0) must(cudaMemcpy(guard, base_ + begin, bytes, cudaMemcpyDeviceToHost), "cudaMemcpy to the host");
-    return std::all_of(guard, guard + bytes, [this](std::byte b) { return b == std::byte{guard_}; });
+    std::vector<std::byte> guard(bytes);
+    memory_.download(guard, begin);
+    return std::all_of(guard.begin(), guard.end(), [this](std::byte b) { return b == std::byte{guard_}; });
   }
 
-  std::byte* base_ = nullptr;
-  std::size_t bytes_ = 0, all_bytes_ = 0, first_ = 0, behind_ = 0;
+  std::size_t behind_ = 0, first_ = 0, bytes_ = 0;
   unsigned char guard_ = 0;
+  tools::DeviceBuffer memory_;
 };
 
 // Full of NaN, between canaries, then initialised on the stream.
@@ -142,7 +109,7 @@ class DeviceWorkspace {
   std::string fault() const { return buffer_.fault("workspace"); }
 
  private:
-  DeviceBuffer buffer_;
+  GuardedBuffer buffer_;
 };
 
 }  // namespace leanattn::testing

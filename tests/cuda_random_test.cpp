@@ -52,12 +52,26 @@ void draw_long(Draw& draw, Case& c) {
   c.q_heads = c.kv_heads * (1 + draw.below(3));
   c.q_lens.clear();
   c.q_len = 1;
+  c.tree_tokens = std::min(c.tree_tokens, 1);
 }
 
 double work_of(const Case& c) {
   double rows = 0.0;
   for (int seq = 0; seq < c.batch(); ++seq) rows += static_cast<double>(c.kv_lens[static_cast<std::size_t>(seq)]) * c.seq_q_len(seq);
-  return rows * c.q_heads * c.head_dim * 2.0;
+  return rows * c.q_heads * (c.head_dim + c.head_dim_v);
+}
+
+// One problem in two has none of them.
+void draw_rules(Draw& draw, Case& c) {
+  if (c.max_q_len() > 0 && draw.one_in(c.max_q_len() > 1 ? 3 : 10)) {
+    c.tree_tokens = c.max_q_len();
+    if (c.q_lens.empty()) c.q_len = c.tree_tokens;
+  }
+  if (draw.one_in(3)) c.window_left = draw.of({0, 1, 5, 15, 16, 63, 64, 65, 100, 127, 128, 300, 2000});
+  if (draw.one_in(4)) c.softcap = draw.of({1.0f, 20.0f, 30.0f, 50.0f});
+  c.alibi = draw.one_in(4);
+  c.sink = draw.of({tools::CaseSink::kNone, tools::CaseSink::kNone, tools::CaseSink::kVaried, tools::CaseSink::kValue});
+  if (c.sink == tools::CaseSink::kValue) c.sink_value = draw.of({-INFINITY, 0.0f, -5.0f, 88.0f, 1e4f});
 }
 
 Case draw_device_case(int problem) {
@@ -68,15 +82,17 @@ Case draw_device_case(int problem) {
   for (int seq = 0; seq < batch; ++seq) c.kv_lens.push_back(draw_length(draw));
   c.kv_heads = draw.one_in(3) ? draw.of({2, 3, 4, 8}) : 1 + draw.below(2);
   c.q_heads = c.kv_heads * (draw.one_in(3) ? 1 + draw.below(64) : draw.of({1, 1, 2, 3, 4, 4, 5, 7, 8, 8, 12, 16}));
-  c.head_dim = c.head_dim_v = cuda::kHeadDims[draw.below(static_cast<int>(std::size(cuda::kHeadDims)))];
+  c.head_dim = draw.one_in(3) ? 32 + 8 * draw.below(29) : cuda::kHeadDims[draw.below(static_cast<int>(std::size(cuda::kHeadDims)))];
+  c.head_dim_v = draw.one_in(5) ? 32 + 8 * draw.below(29) : c.head_dim;
   c.dtype = draw.of({DType::kBFloat16, DType::kFloat16});
   draw_layout(draw, c);
-  c.q_len = draw.one_in(2) ? 1 : 1 + draw.below(16);
+  c.q_len = draw.one_in(2) ? 1 : 1 + draw.below(batch <= 5 && draw.one_in(12) ? 90 : 16);
   if (batch > 0 && draw.one_in(4)) {
     c.q_len = 1;
     for (int seq = 0; seq < batch; ++seq) c.q_lens.push_back(draw.one_in(4) ? 0 : draw.below(17));
   }
   c.causal = !draw.one_in(4);
+  if (batch > 0 && draw.one_in(2)) draw_rules(draw, c);
   if (draw.one_in(8)) c.scale = draw.of({0.5f, 0.03f, 1.0f});
   c.lse = draw.of({tools::CaseLse::kNatural, tools::CaseLse::kNatural, tools::CaseLse::kTwo, tools::CaseLse::kNone});
   if (draw.one_in(8)) c.spread = draw.of({0.1f, 10.0f, 100.0f, 1000.0f});
@@ -139,19 +155,19 @@ std::string disagreement(const Problem& p, const Reference& reference, const Bit
   const auto ulp = [](double x, int least_exponent, int bits) {
     return std::ldexp(1.0, std::max(x == 0.0 ? least_exponent : std::ilogb(x), least_exponent) - bits);
   };
+  const int dims = head_dim_v(p);
   std::size_t at = 0;
   for (int seq = 0; seq < p.batch; ++seq) {
     const auto s = static_cast<std::size_t>(seq);
     for (std::int64_t row = seq_q_begin(p, seq) * p.q_heads; row < (seq_q_begin(p, seq) + seq_q_len(p, seq)) * p.q_heads; ++row) {
       const bool keys = reference.row[static_cast<std::size_t>(row)] == Reference::kWithKeys;
-      for (int i = 0; i < p.head_dim + (p.lse ? 1 : 0); ++i, ++at) {
-        const bool is_lse = i == p.head_dim;
+      for (int i = 0; i < dims + (p.lse ? 1 : 0); ++i, ++at) {
+        const bool is_lse = i == dims;
         if (!keys) {
           if (cpu[at] != gpu[at]) return "an empty row, seq " + std::to_string(seq);
           continue;
         }
-        const double right =
-            is_lse ? reference.lse[static_cast<std::size_t>(row)] : reference.o[static_cast<std::size_t>(row * p.head_dim + i)];
+        const double right = is_lse ? reference.lse[static_cast<std::size_t>(row)] : reference.o[static_cast<std::size_t>(row * dims + i)];
         const double naive = is_lse ? reference.naive_lse_error[s] : reference.naive_o_error[s];
         const double tolerance = 2.0 * (2.0 * naive + (is_lse ? ulp(right, -126, 23) : ulp(right, least, fraction_bits)));
         const double difference = std::abs(static_cast<double>(std::bit_cast<float>(cpu[at])) - std::bit_cast<float>(gpu[at]));
@@ -202,9 +218,20 @@ TEST_F(CudaRandom, ProblemsAgainstTheReferenceAndTheCpuLong) {
       ++seen["policy " + tools::policy_name(one.drawn.policy, 0)];
       ++seen[std::string("path ") + options.cuda_path];
       ++seen["layout " + std::to_string(static_cast<int>(one.drawn.layout))];
-      ++seen["head_dim " + std::to_string(one.drawn.head_dim)];
+      ++seen["variant " + std::to_string(cuda::padded_head_dim(one.drawn.head_dim, one.drawn.head_dim_v))];
+      seen["padded head_dim"] += one.drawn.head_dim % 64 != 0;
+      seen["head_dim_v"] += one.drawn.head_dim_v != one.drawn.head_dim;
       seen["other strides"] += one.respaced != nullptr;
       seen["ragged q_len"] += !one.drawn.q_lens.empty();
+      seen["tree"] += one.drawn.tree_tokens > 0;
+      seen["tree of more than 64"] += one.drawn.tree_tokens > 64;
+      seen["window"] += one.drawn.window_left >= 0;
+      seen["soft-cap"] += one.drawn.softcap > 0.0f;
+      seen["ALiBi"] += one.drawn.alibi;
+      seen["sink"] += one.drawn.sink != tools::CaseSink::kNone;
+      seen["window, tree, soft-cap, ALiBi and sink"] += one.drawn.tree_tokens > 0 && one.drawn.window_left >= 0 &&
+                                                        one.drawn.softcap > 0.0f && one.drawn.alibi &&
+                                                        one.drawn.sink != tools::CaseSink::kNone;
       seen["programmatic launch"] += options.programmatic_launch;
       seen["batch of ten or more"] += one.drawn.batch() >= 10;
       seen["20K"] += std::any_of(one.drawn.kv_lens.begin(), one.drawn.kv_lens.end(), [](int len) { return len >= 16384; });

@@ -5,6 +5,7 @@
 
 #include "cuda_decoding.h"
 #include "cuda_graph.h"
+#include "cuda_kernels.h"
 #include "partial.h"
 
 namespace leanattn::testing {
@@ -156,7 +157,7 @@ TEST_F(CudaCases, R3_RefusedWorkspaces) {
   unknown_path.cuda_path = "sm_10";
   EXPECT_EQ(status_of(own.device.problem, workspace.span(), unknown_path), Status::kUnsupported);
   Problem refused = own.device.problem;
-  refused.softcap = 30.0f;
+  refused.q_dtype = refused.kv_dtype = DType::kFloat32;
   EXPECT_EQ(status_of(refused, workspace.span(), options), Status::kUnsupported);
   EXPECT_EQ(own.device.fetch(), "");
   for (const std::uint32_t word : output_bits(own.host)) ASSERT_TRUE(std::isnan(std::bit_cast<float>(word)));
@@ -165,6 +166,34 @@ TEST_F(CudaCases, R3_RefusedWorkspaces) {
   decode(own.device.problem, options, workspace.span());
   EXPECT_EQ(own.device.fetch(), "");
   EXPECT_TRUE(is_right(own.host, own.reference));
+}
+
+// A workspace that no kernel could use is named before anything is queued; CUDA keeps no error of it.
+TEST_F(CudaCases, R3_InitializeRefusesOtherMemory) {
+  const Options options = device_options({}, 0);
+  const DeviceWorkspace workspace(4096, options);
+  alignas(16) std::byte on_host[64] = {};
+  const auto sentence_of = [&](std::span<std::byte> span) -> std::string {
+    try {
+      initialize_workspace(options, span);
+    } catch (const Error& error) {
+      EXPECT_EQ(error.status(), Status::kInvalidArgument) << error.what();
+      return error.what();
+    }
+    return {};
+  };
+  EXPECT_NE(sentence_of(on_host).find("memory of the device"), std::string::npos);
+  EXPECT_NE(sentence_of({static_cast<std::byte*>(nullptr), 64}).find("memory of the device"), std::string::npos);
+  EXPECT_NE(sentence_of(workspace.span().subspan(8)).find("aligned to 16 bytes"), std::string::npos);
+  EXPECT_EQ(sentence_of(workspace.span()), "");
+  EXPECT_EQ(sentence_of({}), "");
+  EXPECT_EQ(cudaGetLastError(), cudaSuccess);
+  for (const std::byte b : on_host) EXPECT_EQ(b, std::byte{0});
+  void* managed = nullptr;
+  must(cudaMallocManaged(&managed, 64), "cudaMallocManaged");
+  EXPECT_EQ(sentence_of({static_cast<std::byte*>(managed), 64}), "");
+  must(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+  cudaFree(managed);
 }
 
 // --- The same bits ---
@@ -266,7 +295,7 @@ TEST_F(CudaCases, ProgrammaticLaunchOfAChain) {
           Options options = device_options(way, path, stream);
           options.programmatic_launch = kind > 0;
           const DeviceWorkspace workspace(workspace_bytes(device.problem, options), options);
-          std::vector<DeviceBuffer> outputs;  // of each call; every call but the first reads the one before
+          std::vector<GuardedBuffer> outputs;  // of each call; every call but the first reads the one before
           for (int call = 0; call < kCalls; ++call) outputs.emplace_back(bytes, nullptr, kNanByte);
           must(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
           const auto queue = [&](cudaStream_t s) {
@@ -302,6 +331,35 @@ TEST_F(CudaCases, ProgrammaticLaunchOfAChain) {
             EXPECT_TRUE(is_right(p, compute_reference(p))) << "call " << call << " " << line << " " << device_text_of(options);
           }
         }
+      }
+    }
+  }
+}
+
+// Lengths and page ids that the kernel before writes last of all, after it has let this one start.
+TEST_F(CudaCases, ProgrammaticLaunchReadsWhatTheKernelBeforeWrote) {
+  for (const char* line : {"- 8 2 64 700,3,130 page=16", "1 8 1 128 5000 page=1 dtype=f16", "- 8 8 256 64x20,900 page=3 strided=1"}) {
+    DeviceCase own{std::string(line)};
+    const auto seqs = static_cast<std::size_t>(own.host.batch);
+    const std::size_t slots =
+        (seqs - 1) * static_cast<std::size_t>(block_table_stride(own.host)) + static_cast<std::size_t>(own.host.max_pages);
+    GuardedBuffer table(slots * 4, nullptr, kNanByte), lens(seqs * 4, nullptr, kNanByte);
+    table.upload(own.host.block_table);
+    lens.upload(own.host.kv_lens);
+    const LateCopy copies[] = {{const_cast<std::int32_t*>(own.device.problem.block_table), table.data(), static_cast<int>(slots)},
+                               {const_cast<std::int32_t*>(own.device.problem.kv_lens), lens.data(), static_cast<int>(seqs)}};
+    const Stream stream;
+    for (std::size_t path = 0; path < device_paths().size(); ++path) {
+      Options options = device_options({}, path, stream);
+      options.programmatic_launch = true;
+      const DeviceWorkspace workspace(workspace_bytes(own.device.problem, options), options);
+      for (int repeat = 0; repeat < 20; ++repeat) {
+        for (const LateCopy& copy : copies) must(cudaMemset(copy.to, 0, static_cast<std::size_t>(copy.words) * 4), "cudaMemset");
+        own.device.reset_outputs();
+        must(copy_late(copies[0], copies[1], 5e-5, stream), "copy_late");
+        queue_call(own.device, options, workspace, stream);
+        EXPECT_EQ(own.device.fetch(), "");
+        ASSERT_TRUE(is_right(own.host, own.reference)) << "repeat " << repeat << " " << line << " " << device_text_of(options);
       }
     }
   }

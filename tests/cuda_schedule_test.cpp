@@ -70,8 +70,8 @@ void expect_same_on_device(std::vector<OwnedLine>& owned, std::uint64_t first_se
       seq_unit_prefix(one.line, &prefixes[at]);
     }
   }
-  DeviceBuffer device_numbers(numbers.size() * 4, nullptr, kNanByte), device_prefixes(prefixes.size() * 8, nullptr, kNanByte);
-  DeviceBuffer device_lines(lines.size() * sizeof(Line), nullptr, kNanByte), digests(lines.size() * 8, nullptr, kCanaryByte);
+  GuardedBuffer device_numbers(numbers.size() * 4, nullptr, kNanByte), device_prefixes(prefixes.size() * 8, nullptr, kNanByte);
+  GuardedBuffer device_lines(lines.size() * sizeof(Line), nullptr, kNanByte), digests(lines.size() * 8, nullptr, kCanaryByte);
   device_numbers.upload(numbers.data());
   const auto* next_number = reinterpret_cast<const int*>(device_numbers.data());
   auto* next_prefix = reinterpret_cast<long long*>(device_prefixes.data());
@@ -136,12 +136,12 @@ TEST_F(CudaSchedule, SameIntegersOfHugeLines) {
 std::vector<DeviceMerge> merged(const std::vector<RowPartial>& x, const std::vector<RowPartial>& y, const std::vector<float>& x_values,
                                 const std::vector<float>& y_values) {
   const auto in_device = [](const auto& values) {
-    DeviceBuffer buffer(values.size() * sizeof(values[0]), nullptr, kNanByte);
+    GuardedBuffer buffer(values.size() * sizeof(values[0]), nullptr, kNanByte);
     buffer.upload(values.data());
     return buffer;
   };
-  const DeviceBuffer dx = in_device(x), dy = in_device(y), dx_values = in_device(x_values), dy_values = in_device(y_values);
-  const DeviceBuffer out(x.size() * sizeof(DeviceMerge), nullptr, kCanaryByte);
+  const GuardedBuffer dx = in_device(x), dy = in_device(y), dx_values = in_device(x_values), dy_values = in_device(y_values);
+  const GuardedBuffer out(x.size() * sizeof(DeviceMerge), nullptr, kCanaryByte);
   must(schedule_test::merge_on_device(static_cast<int>(x.size()), reinterpret_cast<const RowPartial*>(dx.data()),
                                       reinterpret_cast<const RowPartial*>(dy.data()), reinterpret_cast<const float*>(dx_values.data()),
                                       reinterpret_cast<const float*>(dy_values.data()), reinterpret_cast<DeviceMerge*>(out.data())),

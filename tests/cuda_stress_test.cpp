@@ -98,7 +98,7 @@ TEST_F(CudaCases, R4_OtherKernelOnMostMultiprocessors) {
           if (left_free == 1 && device_paths()[path] != "portable") continue;  // a cluster needs some multiprocessors to start at all
           const Stream holding_stream, copying_stream, stream;
           const Event ended;
-          DeviceBuffer words(8, nullptr, 0);  // holding, release
+          GuardedBuffer words(8, nullptr, 0);  // holding, release
           auto* const holding = reinterpret_cast<int*>(words.data());
           int* const release = holding + 1;
           const Options options = device_options(way, path, stream);

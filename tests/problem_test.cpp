@@ -246,6 +246,13 @@ TEST(Workspace, TooSmallOrNull) {
   EXPECT_NO_THROW(check_workspace(nullptr, 0, 0));
 }
 
+TEST(Workspace, OfTheHost) {
+  const int value = 0;
+  Rejection host{"host", KvLayout::kBatched, Status::kInvalidArgument, {"workspace at 0x", "memory of the device"}, {}};
+  expect_error([&] { check_device_memory("workspace", &value, false); }, host);
+  EXPECT_NO_THROW(check_device_memory("workspace", &value, true));
+}
+
 TEST(ProblemView, Defaults) {
   Problem p;
   p.q_heads = 28, p.kv_heads = 4, p.head_dim = 64;

@@ -86,7 +86,7 @@ class Respaced {
 
   void copy_tokens(const Problem& from, const KvView& source, const KvView& target, int dim) {
     for (int seq = 0; seq < from.batch; ++seq) {
-      for (int token = 0; token < seq_kv_len(from, seq); ++token) {
+      for (int token = seq_first_token(from, seq); token < seq_kv_len(from, seq); ++token) {  // a table may hold no page before the window
         for (int head = 0; head < from.kv_heads; ++head) {
           copy(target.data, kv_row_offset(problem, target, seq, token, head), source.data, kv_row_offset(from, source, seq, token, head),
                dim);

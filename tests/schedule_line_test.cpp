@@ -95,7 +95,7 @@ bool check_tokens(const OwnedLine& owned, const Model& model) {
 
 // Loads of a lean cut: units within one; tiles within 2c − 1 beyond the difference of the cost units, c = max(chunk_tiles, 1).
 bool check_loads(const OwnedLine& owned, const Model& model, const Cut& cut, const std::vector<Piece>& pieces) {
-  if (owned.line.policy != Policy::kLean || cut.stretches == 0) return true;
+  if (owned.line.policy != Policy::kLean || has_own_stretches(owned.line) || cut.stretches == 0) return true;
   std::vector<long long> tiles(cut.stretches), units(cut.stretches);
   for (const Piece& piece : pieces) tiles[piece.stretch] += piece.segment.tile_end - piece.segment.tile_begin;
   for (long long stretch = 0; stretch < cut.stretches; ++stretch) {
@@ -109,6 +109,21 @@ bool check_loads(const OwnedLine& owned, const Model& model, const Cut& cut, con
   CHECK_OR_FAIL(cut.stretches <= owned.line.workers);
   CHECK_OR_FAIL(cut.stretches == 1 || *shortest >= owned.line.min_stretch_units);
   return true;
+}
+
+// Loads where outputs have stretches of their own: those of an output differ by a grain at most.
+bool check_own_loads(const OwnedLine& owned, const Cut& cut, const std::vector<Piece>& pieces) {
+  const Line& line = owned.line;
+  if (!has_own_stretches(line)) return true;
+  const int grain = std::max(line.chunk_tiles, 1);
+  for (const Piece& one : pieces) {
+    for (const Piece& other : pieces) {
+      if (one.segment.seq != other.segment.seq || one.segment.output != other.segment.output) continue;
+      const int least = other.segment.tile_end - other.segment.tile_begin + (ends_output(other.segment) ? grain - 1 : 0);
+      CHECK_OR_FAIL(one.segment.tile_end - one.segment.tile_begin <= least + grain);
+    }
+  }
+  return cut.stretches == cut.units;
 }
 
 bool check_inverse(const OwnedLine& owned, const Model& model, const Cut& cut) {
@@ -132,7 +147,8 @@ bool check_merges(const OwnedLine& owned, const Model& model, const Cut& cut, co
     const MergeList list = merge_list(line, cut, output.seq, output.output);
     CHECK_OR_FAIL(list.output_unit == output.first_unit);
     CHECK_OR_FAIL(0 <= list.first && list.first <= list.last && list.last < cut.stretches);
-    if (line.policy == Policy::kLean && line.max_output_stretches > 0) CHECK_OR_FAIL(list.last - list.first <= line.max_output_stretches);
+    if (line.policy == Policy::kLean && !has_own_stretches(line) && line.max_output_stretches > 0)
+      CHECK_OR_FAIL(list.last - list.first <= line.max_output_stretches);
     int segments = 0, tile = 0;
     for (long long stretch = list.first; stretch <= list.last; ++stretch) {
       const Segment segment = segment_of(line, cut, list, output.seq, output.output, stretch);
@@ -149,6 +165,15 @@ bool check_merges(const OwnedLine& owned, const Model& model, const Cut& cut, co
       CHECK_OR_FAIL(parts.output_unit == output.first_unit);
       CHECK_OR_FAIL(parts.first == pieces[next - segments].stretch && parts.last == pieces[next - 1].stretch);
       CHECK_OR_FAIL(parts.last - parts.first + 1 == segments);
+      if (has_own_stretches(line)) {
+        const int stretches = own_stretches(line, output.tiles);
+        for (int part = 0; part < stretches; ++part) {
+          const Segment own =
+              own_segment(output.seq, seq_lens(line, output.seq), output.output, output.tiles, stretches, output.tiles / stretches, part);
+          CHECK_OR_FAIL(same(own, segment_of(line, cut, list, output.seq, output.output, list.first + part)));
+        }
+        CHECK_OR_FAIL(stretches % line.cluster_stretches == 0 && stretches <= line.output_stretches);
+      }
     }
     for (std::size_t i = next - segments; i < next; ++i) {
       const Segment& segment = pieces[i].segment;
@@ -212,6 +237,7 @@ TEST(ScheduleLine, InvariantsOver120000SeededLines) {
     ASSERT_TRUE(check_coverage(owned, model, cut, pieces)) << "seed " << seed;
     ASSERT_TRUE(check_tokens(owned, model)) << "seed " << seed;
     ASSERT_TRUE(check_loads(owned, model, cut, pieces)) << "seed " << seed;
+    ASSERT_TRUE(check_own_loads(owned, cut, pieces)) << "seed " << seed;
     ASSERT_TRUE(check_inverse(owned, model, cut)) << "seed " << seed;
     ASSERT_TRUE(check_merges(owned, model, cut, pieces)) << "seed " << seed;
     ASSERT_TRUE(check_purity(owned, model, cut, pieces)) << "seed " << seed;

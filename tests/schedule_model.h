@@ -94,6 +94,11 @@ inline void random_line(std::uint64_t seed, OwnedLine& owned) {
   if (random.one_in(3)) line.min_stretch_units = random.between(0, 12);
   if (random.one_in(4)) line.max_output_stretches = random.between(1, 8);
   line.runs = random.one_in(3);
+  if (random.one_in(4)) {
+    line.cluster_stretches = random.between(1, 6);
+    line.output_stretches = line.cluster_stretches * random.between(1, 6);
+    line.join_cost_grains = random.between(0, 4);
+  }
   owned.line = line;
   owned.point();
 }
@@ -139,6 +144,16 @@ inline std::vector<int> model_borders(const Line& line, int tiles) {
       for (int i = 0; i < grains_a_split * grain && tile < tiles; ++i) ++tile;
       borders.push_back(tile);
     }
+  } else if (line.output_stretches > 0) {  // grains dealt out in turn, then each part's put behind each other
+    int grains = 0;
+    for (int tile = 0; tile < tiles; tile += grain) ++grains;
+    int stretches = line.cluster_stretches;
+    if (grains > stretches * line.join_cost_grains) {
+      while (stretches < line.output_stretches && stretches < grains) stretches += line.cluster_stretches;
+    }
+    std::vector<int> dealt(static_cast<std::size_t>(stretches));
+    for (int tile = 0, part = 0; tile < tiles; tile += grain, part = (part + 1) % stretches) dealt[part] += grain;
+    for (const int own : dealt) borders.push_back(borders.back() + own < tiles ? borders.back() + own : tiles);
   } else {
     for (int i = 1; i <= line.fragment_cost_tiles; ++i) borders.push_back(0);
     int border = 0;
@@ -179,14 +194,15 @@ inline Model make_model(const OwnedLine& owned) {
     }
   }
   int stretches = model.units;
-  if (line.policy == Policy::kLean && model.units > 0) {
+  const bool own = line.policy == Policy::kLean && line.output_stretches > 0;
+  if (line.policy == Policy::kLean && !own && model.units > 0) {
     int shortest = line.min_stretch_units > 1 ? line.min_stretch_units : 1;
     if (line.max_output_stretches > 0) {
       while (shortest * line.max_output_stretches < longest) ++shortest;
     }
     stretches = line.workers;
     while (stretches > 1 && stretches * shortest > model.units) --stretches;
-  } else if (line.runs && line.workers < stretches) {
+  } else if (line.policy != Policy::kLean && line.runs && line.workers < stretches) {
     stretches = line.workers;
   }
   model.stretch_begins.push_back(0);
@@ -201,7 +217,7 @@ inline Model make_model(const OwnedLine& owned) {
     for (int unit = model.stretch_begins[stretch]; unit < model.stretch_begins[stretch + 1]; ++unit) {
       if (unit == model.outputs[output].first_unit + model.outputs[output].units) ++output;
       const int index = unit - model.outputs[output].first_unit;
-      if (line.policy == Policy::kLean && index < line.fragment_cost_tiles) ++model.stretch_costs[stretch];
+      if (line.policy == Policy::kLean && !own && index < line.fragment_cost_tiles) ++model.stretch_costs[stretch];
       const int begin = model.borders[output][index], end = model.borders[output][index + 1];
       if (begin == end) continue;
       auto& segments = model.segments[stretch];
@@ -234,6 +250,9 @@ inline std::string describe(const OwnedLine& owned) {
   add("runs", line.runs);
   add("min_stretch_units", line.min_stretch_units);
   add("max_output_stretches", line.max_output_stretches);
+  add("output_stretches", line.output_stretches);
+  add("cluster_stretches", line.cluster_stretches);
+  add("join_cost_grains", line.join_cost_grains);
   return text;
 }
 

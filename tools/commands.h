@@ -19,6 +19,7 @@ using Command = std::function<int()>;
 Command add_info(CLI::App& app);
 Command add_check(CLI::App& app);
 Command add_bench(CLI::App& app);
+Command add_timeline(CLI::App& app);
 Command add_plan(CLI::App& app);
 Command add_demo(CLI::App& app);
 

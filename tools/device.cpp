@@ -3,6 +3,8 @@
 #include "tools/device.h"
 
 #include <algorithm>
+#include <optional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -17,31 +19,24 @@ namespace {
 constexpr double kWarmSeconds = 0.05;  // for the clocks to rise
 constexpr int kWarmReplays = 3;
 
-// Kernels queued by `queue`, as one graph.
-class Graph {
+// How long a graph takes on its stream.
+class Stopwatch {
  public:
-  template <typename Queue>
-  Graph(const DeviceStream& stream, Queue queue) {
-    check_cuda(cudaStreamBeginCapture(stream.get(), cudaStreamCaptureModeGlobal), "cudaStreamBeginCapture");
-    queue();
-    check_cuda(cudaStreamEndCapture(stream.get(), &graph_), "cudaStreamEndCapture");
-    check_cuda(cudaGraphInstantiate(&instance_, graph_, 0), "cudaGraphInstantiate");
+  explicit Stopwatch(const DeviceStream& stream) : stream_(stream) {
     check_cuda(cudaEventCreate(&begin_), "cudaEventCreate");
     check_cuda(cudaEventCreate(&end_), "cudaEventCreate");
   }
-  ~Graph() {
-    if (instance_) cudaGraphExecDestroy(instance_);
-    if (graph_) cudaGraphDestroy(graph_);
+  ~Stopwatch() {
     if (begin_) cudaEventDestroy(begin_);
     if (end_) cudaEventDestroy(end_);
   }
-  Graph(const Graph&) = delete;
-  Graph& operator=(const Graph&) = delete;
+  Stopwatch(const Stopwatch&) = delete;
+  Stopwatch& operator=(const Stopwatch&) = delete;
 
-  double replay_us(const DeviceStream& stream) const {
-    check_cuda(cudaEventRecord(begin_, stream.get()), "cudaEventRecord");
-    check_cuda(cudaGraphLaunch(instance_, stream.get()), "cudaGraphLaunch");
-    check_cuda(cudaEventRecord(end_, stream.get()), "cudaEventRecord");
+  double replay_us(const DeviceGraph& graph) const {
+    check_cuda(cudaEventRecord(begin_, stream_), "cudaEventRecord");
+    graph.launch(stream_);
+    check_cuda(cudaEventRecord(end_, stream_), "cudaEventRecord");
     check_cuda(cudaEventSynchronize(end_), "a graph of calls");
     float ms = 0.0f;
     check_cuda(cudaEventElapsedTime(&ms, begin_, end_), "cudaEventElapsedTime");
@@ -49,9 +44,27 @@ class Graph {
   }
 
  private:
-  cudaGraph_t graph_ = nullptr;
-  cudaGraphExec_t instance_ = nullptr;
+  const DeviceStream& stream_;
   cudaEvent_t begin_ = nullptr, end_ = nullptr;
+};
+
+// A graph of at least four calls over the copies of a case in turn, on a stream of its own.
+struct Calls {
+  Calls(DeviceCase& on_device, const Options& options) : count(std::max(on_device.copies(), 4)) {
+    Options on_stream = options;
+    on_stream.stream = stream;
+    workspace = on_device.workspace(workspace_bytes(on_device.problem(), on_stream), 256);
+    on_device.reset_outputs();
+    initialize_workspace(on_stream, workspace);
+    graph.emplace(stream, [&](cudaStream_t) {
+      for (int call = 0; call < count; ++call) decode(on_device.problem(call % on_device.copies()), on_stream, workspace);
+    });
+  }
+
+  int count;
+  DeviceStream stream;
+  std::span<std::byte> workspace;
+  std::optional<DeviceGraph> graph;
 };
 
 // As many bytes as a call must read, from the buffers that it reads them from: half of them from V's where it has one of its own.
@@ -104,7 +117,7 @@ Accuracy DeviceWorkload::check(const Options& options, const Reference& referenc
   const Problem problem = case_->problem();
   const DeviceStream stream;
   Options on_stream = options;
-  on_stream.stream = stream.get();
+  on_stream.stream = stream;
   const std::span<std::byte> workspace = case_->workspace(workspace_bytes(problem, on_stream));
   case_->reset_outputs();
   initialize_workspace(on_stream, workspace);
@@ -116,44 +129,49 @@ Accuracy DeviceWorkload::check(const Options& options, const Reference& referenc
 
 DeviceTiming DeviceWorkload::time(const Options& options, const DeviceTimingOptions& timing) {
   const std::vector<std::byte> expected = outputs(data_);
-  const DeviceStream stream;
-  Options on_stream = options;
-  on_stream.stream = stream.get();
-  std::vector<Problem> problems;
-  for (int copy = 0; copy < case_->copies(); ++copy) problems.push_back(case_->problem(copy));
-  const std::span<std::byte> workspace = case_->workspace(workspace_bytes(problems.front(), on_stream), 256);
-  case_->reset_outputs();
-  initialize_workspace(on_stream, workspace);
-
+  const Calls calls(*case_, options);
   DeviceTiming result;
   result.copies = case_->copies();
-  result.calls = std::max(result.copies, 4);
+  result.calls = calls.count;
   const DeviceFloor floor;
   result.floor = floor.name();
-  const Graph floor_graph(stream, [&] {
+  const DeviceGraph floor_graph(calls.stream, [&](cudaStream_t stream) {
     for (int call = 0; call < result.calls; ++call) {
-      floor.read(floor_pieces(*case_, call % result.copies, data_.kv_bytes(), data_.spec()), stream.get());
+      floor.read(floor_pieces(*case_, call % result.copies, data_.kv_bytes(), data_.spec()), stream);
     }
   });
-  const Graph kernel_graph(stream, [&] {
-    for (int call = 0; call < result.calls; ++call) {
-      decode(problems[static_cast<std::size_t>(call % result.copies)], on_stream, workspace);
-    }
-  });
+  const Stopwatch stopwatch(calls.stream);
   double warm_us = 0.0;
   for (int warm = 0; warm < kWarmReplays || warm_us < kWarmSeconds * 1e6; ++warm) {
-    warm_us += floor_graph.replay_us(stream) + kernel_graph.replay_us(stream);
+    warm_us += stopwatch.replay_us(floor_graph) + stopwatch.replay_us(*calls.graph);
   }
   std::vector<double> kernel_times, floor_times;
   for (int replay = 0; replay < timing.replays; ++replay) {
-    floor_times.push_back(floor_graph.replay_us(stream) / result.calls);
-    kernel_times.push_back(kernel_graph.replay_us(stream) / result.calls);
+    floor_times.push_back(stopwatch.replay_us(floor_graph) / result.calls);
+    kernel_times.push_back(stopwatch.replay_us(*calls.graph) / result.calls);
   }
   result.timing = summarize(std::move(kernel_times), std::move(floor_times));
   case_->copy_back();
   result.fault = data_.canary_fault();
   if (result.fault.empty() && outputs(data_) != expected) result.fault = "the last call of the graph left other bits than the checked call";
   return result;
+}
+
+std::vector<Timeline> DeviceWorkload::timelines(const Options& options, int replays) {
+  const Calls calls(*case_, options);
+  const std::size_t bytes = cuda::timeline_bytes(case_->problem(), options), marks = cuda::timeline_marks().size();
+  std::vector<std::uint64_t> times(bytes / sizeof(std::uint64_t));
+  const Stopwatch stopwatch(calls.stream);
+  double warm_us = 0.0;
+  for (int warm = 0; warm < kWarmReplays || warm_us < kWarmSeconds * 1e6; ++warm) warm_us += stopwatch.replay_us(*calls.graph);
+  std::vector<Timeline> all;
+  for (int replay = 0; replay < replays; ++replay) {
+    stopwatch.replay_us(*calls.graph);
+    const std::byte* tail = calls.workspace.data() + calls.workspace.size() - bytes;
+    check_cuda(cudaMemcpy(times.data(), tail, bytes, cudaMemcpyDeviceToHost), "cudaMemcpy to the host");
+    all.push_back(make_timeline(times, marks));
+  }
+  return all;
 }
 
 }  // namespace leanattn::tools

@@ -8,10 +8,12 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 #include "reference.h"
 #include "tools/case_data.h"
 #include "tools/run.h"
+#include "tools/timeline.h"
 
 namespace leanattn::tools {
 
@@ -56,6 +58,8 @@ class DeviceWorkload {
   Accuracy check(const Options& options, const Reference& reference);
   // Graphs of at least four calls over the copies in turn, floor and kernel turn by turn. After check, with the same options.
   DeviceTiming time(const Options& options, const DeviceTimingOptions& timing);
+  // The last call of such a graph, each time it is replayed. Only in a build with LEANATTN_TIMELINE.
+  std::vector<Timeline> timelines(const Options& options, int replays);
 
  private:
   CaseData& data_;

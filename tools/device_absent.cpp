@@ -13,5 +13,6 @@ DeviceWorkload::DeviceWorkload(CaseData& data, int) : data_(data) { throw Device
 DeviceWorkload::~DeviceWorkload() = default;
 Accuracy DeviceWorkload::check(const Options&, const Reference& reference) { return judge(data_, reference); }
 DeviceTiming DeviceWorkload::time(const Options&, const DeviceTimingOptions&) { return {}; }
+std::vector<Timeline> DeviceWorkload::timelines(const Options&, int) { return {}; }
 
 }  // namespace leanattn::tools

@@ -3,50 +3,36 @@
 // buffer. Results go back into CaseData's own buffers, so that compare() and canary_fault() see them. Only in builds with CUDA.
 #pragma once
 
-#include <cuda_runtime_api.h>
-
 #include <cstddef>
 #include <cstdint>
 #include <span>
 #include <vector>
 
+#include "problem_view.h"
 #include "tools/case_data.h"
-#include "tools/device_error.h"
+#include "tools/device_memory.h"
 
 namespace leanattn::tools {
 
-// Device memory of exactly these bytes, so that a memory checker sees every byte beyond.
-class DeviceBuffer {
- public:
-  DeviceBuffer() = default;
-  explicit DeviceBuffer(std::size_t bytes);  // throws OutOfMemory
-  explicit DeviceBuffer(std::span<const std::byte> host);
-  ~DeviceBuffer();
-  DeviceBuffer(DeviceBuffer&& other) noexcept;
-  DeviceBuffer& operator=(DeviceBuffer&& other) noexcept;
-  std::byte* data() const { return data_; }
-  std::size_t bytes() const { return bytes_; }
-  // The first bytes of the buffer, as many as the host's span has. Both wait for the device.
-  void upload(std::span<const std::byte> host);
-  void download(std::span<std::byte> host) const;
-
- private:
-  std::byte* data_ = nullptr;
-  std::size_t bytes_ = 0;
-};
-
-class DeviceStream {
- public:
-  DeviceStream();  // waits for no other stream
-  ~DeviceStream();
-  DeviceStream(const DeviceStream&) = delete;
-  DeviceStream& operator=(const DeviceStream&) = delete;
-  cudaStream_t get() const { return stream_; }
-  void wait() const;
-
- private:
-  cudaStream_t stream_ = nullptr;
-};
+// The arrays that a problem holds beside its tensors, put on the device: copy(name, host pointer, bytes) gives the device's pointer, and is
+// called for those that are there. Lengths are read.
+template <class Copy>
+void copy_arrays(const Problem& host, Problem& device, Copy copy) {
+  const auto one = [&](const char* name, auto member, std::int64_t count) {
+    const auto values = host.*member;
+    if (values == nullptr) return;
+    const void* const on_device = copy(name, values, count * static_cast<std::int64_t>(sizeof(*values)));
+    device.*member = static_cast<decltype(values)>(on_device);
+  };
+  const std::int64_t batch = host.batch;
+  one("kv_lens", &Problem::kv_lens, batch);
+  one("cu_seqlens_q", &Problem::cu_seqlens_q, batch + 1);
+  one("cu_seqlens_kv", &Problem::cu_seqlens_kv, batch + 1);
+  one("block_table", &Problem::block_table, batch > 0 ? (batch - 1) * block_table_stride(host) + host.max_pages : 0);
+  one("tree_mask", &Problem::tree_mask, total_q(host) * tree_mask_words(host));
+  one("alibi_slopes", &Problem::alibi_slopes, host.q_heads);
+  one("sinks", &Problem::sinks, host.q_heads);
+}
 
 class DeviceCase {
  public:
@@ -58,9 +44,6 @@ class DeviceCase {
   Problem problem(int copy = 0) const;
   std::span<const std::byte> k_memory(int copy = 0) const;
   std::span<const std::byte> v_memory(int copy = 0) const;  // empty when interleaved
-
-  // Of [batch] int32 on the device; null where the case has none. Other lengths may be written there between calls.
-  std::int32_t* kv_lens() const { return reinterpret_cast<std::int32_t*>(kv_lens_.data()); }
 
   // NaN into O and LSE, canaries round them.
   void reset_outputs();
@@ -78,7 +61,7 @@ class DeviceCase {
   CaseData& data_;
   Problem problem_;  // without Q, K and V
   std::vector<Copy> copies_;
-  DeviceBuffer kv_lens_, cu_seqlens_q_, cu_seqlens_kv_, block_table_, tree_mask_, alibi_slopes_, sinks_;
+  std::vector<DeviceBuffer> arrays_;
   DeviceBuffer o_, lse_, workspace_;
   std::size_t workspace_begin_ = 0;
   std::size_t workspace_bytes_ = 0;

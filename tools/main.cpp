@@ -27,7 +27,7 @@ int run(int argc, char** argv) {
   app.require_subcommand(1);
   app.footer("Exit code: 0 all right; 1 a check failed or the library reported an error; 2 the command line or a case could not be read.");
   std::vector<Command> commands;
-  for (const auto add : {add_info, add_check, add_bench, add_plan, add_demo}) commands.push_back(add(app));
+  for (const auto add : {add_info, add_check, add_bench, add_timeline, add_plan, add_demo}) commands.push_back(add(app));
   try {
     app.parse(argc, argv);
   } catch (const CLI::Success& done) {  // --help, --version
@@ -35,7 +35,7 @@ int run(int argc, char** argv) {
   } catch (const CLI::RequiredError& error) {
     const std::vector<std::string> words = app.remaining();
     if (!app.get_subcommands().empty() || words.empty()) return complain(error.what(), kExitUsage);
-    return complain(fmt::format("command \"{}\": expected info, check, bench, plan or demo", words.front()).c_str(), kExitUsage);
+    return complain(fmt::format("command \"{}\": expected info, check, bench, timeline, plan or demo", words.front()).c_str(), kExitUsage);
   } catch (const CLI::ParseError& error) {
     return complain(error.what(), kExitUsage);
   }

@@ -28,7 +28,7 @@ LEANATTN_API std::size_t workspace_bytes(const Problem& problem, const Options& 
 
 // Makes a workspace ready for its first call. CUDA: needed once for new or overwritten memory, queued on options.stream; every call leaves
 // the workspace ready for the next one on the same device, of any problem that it is large enough for. CPU: nothing to do.
-// Errors: kUnsupported, kInternal.
+// Errors: kInvalidArgument (memory of the host, or not aligned to 16 bytes), kUnsupported, kInternal.
 LEANATTN_API void initialize_workspace(const Options& options, std::span<std::byte> workspace);
 
 // O and LSE of every row. workspace: at least workspace_bytes(problem, options) bytes; not shared with a call that runs at the same time.
@@ -61,12 +61,13 @@ LEANATTN_API void merge(const MergeProblem& problem, const Options& options = {}
 LEANATTN_API std::vector<std::string> cpu_isas();
 
 // Names of the kernel paths that the CUDA backend can run on the current device, fastest first: "portable", for compute capability 8.0 and
-// later. Empty without the backend or a device.
+// later. Empty where backend_available(kCuda) is false.
 LEANATTN_API std::vector<std::string> cuda_paths();
 
 // "0.1.0".
 LEANATTN_API const char* version();
-// True when the library was built with the backend and the machine can run it.
+// True when the library was built with the backend and the machine can run it. kCuda: a device of compute capability 8.0 or later is the
+// current one, and this build has code for it; the first call for a device makes its context.
 LEANATTN_API bool backend_available(Backend backend);
 
 }  // namespace leanattn

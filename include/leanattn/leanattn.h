@@ -205,7 +205,8 @@ LEANATTN_API leanattn_status leanattn_check_data(const leanattn_problem* problem
 LEANATTN_API leanattn_status leanattn_workspace_bytes(const leanattn_problem* problem, const leanattn_options* options, size_t* bytes);
 
 /* Makes a workspace ready for its first call. CUDA: needed once for new or overwritten device memory, queued on options->stream; every
-   call leaves it ready for the next on the same device. CPU: nothing to do. Errors: LEANATTN_UNSUPPORTED, LEANATTN_INTERNAL. */
+   call leaves it ready for the next on the same device. CPU: nothing to do. Errors: LEANATTN_INVALID_ARGUMENT (memory of the
+   host, or not aligned to 16 bytes), LEANATTN_UNSUPPORTED, LEANATTN_INTERNAL. */
 LEANATTN_API leanattn_status leanattn_initialize_workspace(const leanattn_options* options, void* workspace, size_t workspace_bytes);
 
 /* O and LSE of every row. workspace: not shared with a call that runs at the same time; may be NULL when 0 bytes are needed.
@@ -233,7 +234,8 @@ LEANATTN_API const char* leanattn_cpu_isa(int32_t index);
    until the thread's next call. */
 LEANATTN_API const char* leanattn_cuda_path(int32_t index);
 
-/* 1 when the library was built with the backend and the machine can run it, else 0. */
+/* 1 when the library was built with the backend and the machine can run it, else 0. LEANATTN_BACKEND_CUDA: on the current device; the first
+   call for a device makes its context. */
 LEANATTN_API int32_t leanattn_backend_available(leanattn_backend backend);
 
 #ifdef __cplusplus

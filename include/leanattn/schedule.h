@@ -7,7 +7,7 @@
 // CTA, a test and a picture find the same stretch each by itself. Compiles with g++, clang, nvcc and NVRTC; includes nothing.
 //
 //   unit      what the line is measured in. lean: one tile, plus fragment_cost_tiles at the head of each output for the fixed cost of
-//             starting and finishing it. fa2: one output. flashdecoding: one split
+//             starting and finishing it; where outputs have stretches of their own, one of those. fa2: one output. flashdecoding: one split
 //   stretch   a run of units that one worker does in one go
 //   segment   the part of a stretch that lies inside one output
 //   cut       the number of units and of stretches of a line
@@ -57,6 +57,10 @@ struct Line {
   int min_stretch_units = 1;             // lean: fewer workers rather than shorter stretches
   int max_output_stretches = 0;          // lean: a stretch is at least this part of the longest output, which then meets at most one
                                          // stretch more than this; 0: no limit
+  int output_stretches = 0;              // lean: ≥ 1: every output is cut into stretches of its own, at most so many and equal within a
+                                         // grain (own_stretches); workers, the cost and the two limits are not used then. 0: not so
+  int cluster_stretches = 1;             // of output_stretches, a multiple of it: so many have the means to merge with each other
+  int join_cost_grains = 0;              // grains a stretch that an output gives up before it joins more than one cluster
   const long long* seq_units = nullptr;  // [num_seqs + 1] first unit of each seq (seq_unit_prefix); null: the functions scan instead
 };
 
@@ -152,14 +156,43 @@ LEANATTN_HOST_DEVICE inline int tile_token_end(const Line& line, int seq, int ti
 
 // --- Units ---
 
+LEANATTN_HOST_DEVICE inline bool has_own_stretches(const Line& line) { return line.policy == Policy::kLean && line.output_stretches > 0; }
+
+// Grains of an output: chunks where there are any, tiles otherwise.
+LEANATTN_HOST_DEVICE inline int output_grains(const Line& line, int tiles) {
+  return line.chunk_tiles > 0 ? ceil_div(tiles, line.chunk_tiles) : tiles;
+}
+
+// Stretches of an output's own: one cluster's where that is long enough, else whole clusters for as many as have a grain.
+LEANATTN_HOST_DEVICE inline int own_stretches(const Line& line, int grains) {
+  const int cluster = line.cluster_stretches;
+  if (line.output_stretches <= cluster || grains <= static_cast<long long>(cluster) * line.join_cost_grains) {
+    return min_of(cluster, line.output_stretches);
+  }
+  return grains < line.output_stretches ? (grains + cluster - 1) / cluster * cluster : line.output_stretches;
+}
+
+// A stretch may have many segments; else it has one at most.
+LEANATTN_HOST_DEVICE inline bool has_long_stretches(const Line& line) {
+  return line.policy == Policy::kLean ? line.output_stretches == 0 : line.runs;
+}
+
 // Units of an output of `tiles` tiles.
 LEANATTN_HOST_DEVICE inline long long output_units(const Line& line, int tiles) {
   switch (line.policy) {
-    case Policy::kLean: return static_cast<long long>(line.fragment_cost_tiles) + tiles;
+    case Policy::kLean:
+      if (has_own_stretches(line)) return own_stretches(line, output_grains(line, tiles));
+      return static_cast<long long>(line.fragment_cost_tiles) + tiles;
     case Policy::kFa2: return 1;
     case Policy::kFlashDecoding: return line.splits;
   }
   return 1;
+}
+
+// The grain at which stretch `part` of an output begins that has `stretches` of its own: the first few have one grain more than `whole`.
+// whole = grains ÷ stretches, from the caller, who may have a faster way than to divide.
+LEANATTN_HOST_DEVICE inline int own_grain(int grains, int stretches, int whole, int part) {
+  return part * whole + min_of(part, grains - whole * stretches);
 }
 
 // The tile at which a cut `unit` units into an output of `tiles` tiles falls: 0 at unit 0, `tiles` at output_units, monotone between,
@@ -169,6 +202,11 @@ LEANATTN_HOST_DEVICE inline int tile_at(const Line& line, int tiles, long long u
   if (unit <= 0) return 0;
   if (unit >= all) return tiles;
   const int grain = line.chunk_tiles > 0 ? line.chunk_tiles : 1;
+  if (has_own_stretches(line)) {
+    const int grains = output_grains(line, tiles), stretches = own_stretches(line, grains);
+    const long long tile = 1LL * own_grain(grains, stretches, grains / stretches, static_cast<int>(unit)) * grain;
+    return tile < tiles ? static_cast<int>(tile) : tiles;
+  }
   if (line.policy == Policy::kFlashDecoding) {
     const long long grains_a_split = ceil_div(ceil_div(tiles, grain), line.splits);
     const long long tile = unit * grains_a_split * grain;
@@ -220,7 +258,7 @@ LEANATTN_HOST_DEVICE inline int flashdecoding_splits(long long outputs, int work
 }
 
 // The cut of a line. lean: as many equal stretches as there are workers, fewer where min_stretch_units or max_output_stretches ask for it;
-// other policies: a stretch a unit, with runs as many equal stretches as there are workers. A line without outputs has no
+// other policies, and outputs with stretches of their own: a stretch a unit, with runs as many equal stretches as there are workers. A line without outputs has no
 // stretch; the functions below then have nothing to be asked.
 //
 // How equal lean stretches are: two stretches differ by at most one unit. In tiles, with c = max(chunk_tiles, 1), by at most 2c − 1 beyond
@@ -232,7 +270,7 @@ LEANATTN_HOST_DEVICE inline Cut cut_of_units(const Line& line, long long units, 
   cut.units = units;
   if (units == 0) return cut;
   long long most = units;  // stretches
-  if (line.policy == Policy::kLean) {
+  if (line.policy == Policy::kLean && !has_own_stretches(line)) {
     long long shortest = max_of(line.min_stretch_units, 1);
     if (line.max_output_stretches > 0) {
       const long long limit = (longest + line.max_output_stretches - 1) / line.max_output_stretches;
@@ -240,8 +278,7 @@ LEANATTN_HOST_DEVICE inline Cut cut_of_units(const Line& line, long long units, 
     }
     if (shortest > 1) most = units / shortest > 1 ? units / shortest : 1;
   }
-  const bool limited = line.policy == Policy::kLean || line.runs;
-  cut.stretches = limited && line.workers < most ? line.workers : most;
+  cut.stretches = has_long_stretches(line) && line.workers < most ? line.workers : most;
   cut.whole = units / cut.stretches;
   cut.longer = units - cut.whole * cut.stretches;
   return cut;
@@ -322,15 +359,33 @@ LEANATTN_HOST_DEVICE inline bool next_segment(const Line& line, Cursor& cursor, 
   return false;
 }
 
+// --- Outputs with stretches of their own ---
+
+// The part of an output of `tiles` tiles in stretch `part` of its `stretches`: empty where there are fewer tiles than stretches.
+// whole = tiles ÷ stretches. Not for chunks.
+LEANATTN_HOST_DEVICE inline Segment own_segment(int seq, const SeqLens& lens, int output, int tiles, int stretches, int whole, int part) {
+  Segment segment;
+  segment.seq = seq;
+  segment.lens = lens;
+  segment.output = output;
+  segment.tiles = tiles;
+  segment.tile_begin = own_grain(tiles, stretches, whole, part);
+  segment.tile_end = own_grain(tiles, stretches, whole, part + 1);
+  return segment;
+}
+
+// Whether stretches of their own load the workers about as well as stretches across outputs: of `tiles` tiles of `outputs` outputs, the
+// longest one has at most a quarter more than the mean.
+LEANATTN_HOST_DEVICE inline bool outputs_are_even(long long tiles, long long longest, long long outputs) {
+  return longest * outputs * 4 <= tiles * 5;
+}
+
 // --- Merging ---
 
 LEANATTN_HOST_DEVICE inline bool starts_output(const Segment& segment) { return segment.tile_begin == 0; }
 LEANATTN_HOST_DEVICE inline bool ends_output(const Segment& segment) { return segment.tile_end == segment.tiles; }
 // A cut output has segments in more than one stretch; their partials meet in tile order.
 LEANATTN_HOST_DEVICE inline bool is_cut(const Segment& segment) { return !(starts_output(segment) && ends_output(segment)); }
-
-// A stretch of the lean policy, or a run, has many segments; else a stretch has one.
-LEANATTN_HOST_DEVICE inline bool has_long_stretches(const Line& line) { return line.policy == Policy::kLean || line.runs; }
 
 // Where a cut segment's partial lies. A long stretch has at most two cut segments: one that goes on from the stretch before (even slot),
 // one that starts an output which the next stretch goes on with (odd slot).
@@ -364,7 +419,9 @@ LEANATTN_HOST_DEVICE inline MergeList part_list(const Line& line, const Cut& cut
   MergeList list;
   list.output_unit = output_unit;
   long long first_tile_unit = 0, last_tile_unit = 0;
-  if (line.policy == Policy::kLean) {
+  if (has_own_stretches(line)) {
+    last_tile_unit = min_of(tiles, own_stretches(line, tiles)) - 1;
+  } else if (line.policy == Policy::kLean) {
     first_tile_unit = line.fragment_cost_tiles;
     last_tile_unit = first_tile_unit + tiles - 1;
   } else if (line.policy == Policy::kFlashDecoding) {

@@ -140,13 +140,6 @@ LEANATTN_AMX void head_values(const Tile& tile, int head, const float* factors, 
 
 // --- The tile ---
 
-struct Steps {
-  LEANATTN_AMX static void scores(const Tile& tile, int head, LineStream& lines_v) { head_scores(tile, head, lines_v); }
-  LEANATTN_AMX static void values(const Tile& tile, int head, const float* factors, LineStream& next_k) {
-    head_values(tile, head, factors, next_k);
-  }
-};
-
 // [head_dim / 32, 16 pairs of dims, block_rows, 2] bfloat16, zero in padding rows.
 void pack_q(const QBlock& block, void* packed) {
   Element* out = static_cast<Element*>(packed);
@@ -174,8 +167,8 @@ LEANATTN_AMX void store_row(const float* values, float factor, int head_dim_v, v
   }
 }
 
-constexpr TileKernel kBFloat16 = {kAmxTokens,          16,       false, amx_block_rows, amx_padded_dims, extra_bytes, pack_q,
-                                  run_amx_tile<Steps>, store_row};
+constexpr TileKernel kBFloat16 = {
+    kAmxTokens, 16, false, amx_block_rows, amx_padded_dims, extra_bytes, pack_q, run_amx_tile<head_scores, head_values>, store_row};
 
 const TileKernel* select(DType kv_dtype, int head_dim, int head_dim_v, int rows) {
   // Up to four rows the vector units keep up with memory, and lose nothing to padding.

@@ -137,14 +137,15 @@ LEANATTN_AMX inline void scale_values(const Tile& tile, float* values, const flo
   }
 }
 
-// Steps: scores and values of one head.
-template <class Steps>
+// kScores, kValues: the first and the third step of one head of a dtype.
+template <void (*kScores)(const Tile&, int head, LineStream& lines_v),
+          void (*kValues)(const Tile&, int head, const float* factors, LineStream& next_k)>
 LEANATTN_AMX void run_amx_tile(const Tile& tile) {
   const TileConfig configs[2] = {scores_config(tile.block_rows), values_config(tile.block_rows)};
   float factors[kMaxTileHeads * kMaxBlockRows];
   _tile_loadconfig(&configs[0]);
   LineStream lines_v = *tile.lines_v;
-  for (int head = 0; head < tile.heads; ++head) Steps::scores(tile, head, lines_v);
+  for (int head = 0; head < tile.heads; ++head) kScores(tile, head, lines_v);
   *tile.lines_v = lines_v;
   avx3_weights_step()(tile, factors);
   lines_v = *tile.lines_v;
@@ -154,7 +155,7 @@ LEANATTN_AMX void run_amx_tile(const Tile& tile) {
   *tile.lines_v = lines_v;
   if (tile.block_rows < 16) _tile_loadconfig(&configs[1]);
   LineStream next_k = *tile.next_k;
-  for (int head = 0; head < tile.heads; ++head) Steps::values(tile, head, factors + head * kMaxBlockRows, next_k);
+  for (int head = 0; head < tile.heads; ++head) kValues(tile, head, factors + head * kMaxBlockRows, next_k);
   *tile.next_k = next_k;
   _tile_release();
 }

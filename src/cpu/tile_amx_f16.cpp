@@ -147,13 +147,6 @@ LEANATTN_AMX void head_values(const Tile& tile, int head, const float* factors, 
   }
 }
 
-struct Steps {
-  LEANATTN_AMX static void scores(const Tile& tile, int head, LineStream& lines_v) { head_scores(tile, head, lines_v); }
-  LEANATTN_AMX static void values(const Tile& tile, int head, const float* factors, LineStream& next_k) {
-    head_values(tile, head, factors, next_k);
-  }
-};
-
 // [head_dim / 32, 2 terms, 16 pairs of dims, block_rows, 2] bfloat16, zero in padding rows.
 void pack_q(const QBlock& block, void* packed) {
   Element* out = static_cast<Element*>(packed);
@@ -183,8 +176,8 @@ LEANATTN_AMX void store_row(const float* values, float factor, int head_dim_v, v
 
 }  // namespace
 
-const TileKernel kAmxFloat16 = {kAmxTokens,          16,       false, amx_block_rows, amx_padded_dims, extra_bytes, pack_q,
-                                run_amx_tile<Steps>, store_row};
+const TileKernel kAmxFloat16 = {
+    kAmxTokens, 16, false, amx_block_rows, amx_padded_dims, extra_bytes, pack_q, run_amx_tile<head_scores, head_values>, store_row};
 
 }  // namespace leanattn::cpu
 

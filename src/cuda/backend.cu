@@ -4,15 +4,21 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <array>
+#include <atomic>
 #include <bit>
 #include <cstdint>
 #include <iterator>
+#include <mutex>
 #include <string_view>
+#include <vector>
 
 #include "backend.h"
 #include "cuda/launch.h"
+#include "cuda/own_cut.h"
 #include "cuda/timeline.cuh"
 #include "cuda/variants.h"
+#include "cuda/views.h"
 #include "numeric.h"
 #include "problem_view.h"
 
@@ -26,6 +32,7 @@ void require(cudaError_t answer, const char* what) {
 }
 
 struct Device {
+  int id = 0;
   int sms = 0;
   int capability = 0;  // 90 for 9.0
   int most_shared_bytes = 0;
@@ -37,20 +44,59 @@ int attribute(cudaDeviceAttr which, int device) {
   return value;
 }
 
-cudaError_t count_devices(int& devices) {
-  const cudaError_t answer = cudaGetDeviceCount(&devices);
-  if (answer != cudaSuccess) cudaGetLastError();  // its own; a caller's is not touched
-  return answer;
-}
-
 Device current_device() {
   int id = 0;
   require(cudaGetDevice(&id), "cudaGetDevice");
   Device device;
+  device.id = id;
   device.sms = attribute(cudaDevAttrMultiProcessorCount, id);
   device.capability = attribute(cudaDevAttrComputeCapabilityMajor, id) * 10 + attribute(cudaDevAttrComputeCapabilityMinor, id);
   device.most_shared_bytes = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, id);
   return device;
+}
+
+// The architecture that the kernels' code for the current device was compiled for, 90 for 9.0; negative: CUDA's answer why there is no
+// such code. 0: CUDA says something else, such as an earlier kernel's fault, which the call that follows will meet. All kernels are built
+// for the same architectures and the code stays the same, so each device is asked once; asking makes its context.
+int code_architecture() {
+  static std::atomic<int> of_devices[64];
+  int id = 0;
+  require(cudaGetDevice(&id), "cudaGetDevice");
+  const bool kept = id < static_cast<int>(std::size(of_devices));
+  if (const int known = kept ? of_devices[id].load(std::memory_order_relaxed) : 0; known != 0) return known;
+  int found = 0;
+  cudaFuncAttributes attributes{};
+  const cudaError_t answer = cudaFuncGetAttributes(&attributes, bfloat16_kernel(kHeadDims[0], kRowBlocks[0]).function);
+  if (answer != cudaSuccess) cudaGetLastError();
+  switch (answer) {
+    case cudaSuccess: found = attributes.ptxVersion; break;
+    case cudaErrorNoKernelImageForDevice:
+    case cudaErrorInvalidDeviceFunction:
+    case cudaErrorInvalidPtx:
+    case cudaErrorUnsupportedPtxVersion:
+    case cudaErrorJitCompilerNotFound:
+    case cudaErrorJitCompilationDisabled: found = -static_cast<int>(answer); break;
+    default: return 0;
+  }
+  if (kept) of_devices[id].store(found, std::memory_order_relaxed);
+  return found;
+}
+
+// Why nothing can run on the current device; empty where it can.
+std::string absence() {
+  int devices = 0;
+  const cudaError_t answer = cudaGetDeviceCount(&devices);
+  if (answer != cudaSuccess) {
+    cudaGetLastError();  // its own; a caller's is not touched
+    return std::string("no CUDA device: ") + cudaGetErrorString(answer);
+  }
+  if (devices == 0) return "no CUDA device";
+  const int capability = current_device().capability;
+  const int code = capability >= 80 ? code_architecture() : 0;
+  if (capability >= 80 && code >= 0) return {};
+  const std::string name = "compute capability " + std::to_string(capability / 10) + "." + std::to_string(capability % 10);
+  if (capability < 80) return name + ": at least 8.0 is needed";
+  return name + ": this build has no kernels for it (" + cudaGetErrorString(static_cast<cudaError_t>(-code)) + ")";
 }
 
 // Everything about a launch that the problem's shape decides.
@@ -58,13 +104,101 @@ struct Plan {
   Device device;
   Kernel kernel;
   Line line;
+  int head_dim = 0;  // of the variant
   int rows = 0;
-  int grid = 0;
+  dim3 grid{};
   int stages = 0;
   int shared_bytes = 0;
 };
 
 constexpr int kBytesInFlight = 96 << 10;  // of K and V, a multiprocessor: less is slower, and so is much more
+
+bool is_portable(const Options& options) { return options.cuda_path != nullptr && std::string_view(options.cuda_path) == kPortable; }
+
+// Vectors of a partial that each block of a cluster merges, but for the last: whole rows of four lanes.
+int slice_vectors(const Kernel& kernel, int cluster) { return (kernel.slot_value_bytes / 64 + cluster - 1) / cluster * 4; }
+
+// Shared memory for what the blocks of a cluster push to each other (cluster.cuh, Exchange).
+int exchange_bytes(const Kernel& kernel, int cluster) { return cluster * (slice_vectors(kernel, cluster) * 16 + kernel.rows * 8); }
+
+cudaLaunchConfig_t launch_config(const Plan& plan, cudaStream_t stream) {
+  cudaLaunchConfig_t config{};
+  config.gridDim = plan.grid;
+  config.blockDim = dim3(static_cast<unsigned>(plan.kernel.threads));
+  config.dynamicSmemBytes = static_cast<std::size_t>(plan.shared_bytes);
+  config.stream = stream;
+  return config;
+}
+
+void allow_shared_memory(const Plan& plan) {
+  require(cudaFuncSetAttribute(plan.kernel.function, cudaFuncAttributeMaxDynamicSharedMemorySize, plan.shared_bytes),
+          "cudaFuncSetAttribute");
+}
+
+cudaLaunchAttribute cluster_attribute(int blocks) {
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim.x = static_cast<unsigned>(blocks);
+  attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
+  return attribute;
+}
+
+// Clusters of each size that the device holds at once, asked for once a kernel and device.
+std::array<int, kMaxCluster + 1> resident_clusters(Plan plan) {
+  struct Known {
+    int device;
+    const void* function;
+    int shared_bytes;
+    std::array<int, kMaxCluster + 1> clusters;
+  };
+  static std::mutex mutex;
+  static std::vector<Known> known;
+  const std::lock_guard lock(mutex);
+  for (const Known& one : known) {
+    if (one.device == plan.device.id && one.function == plan.kernel.function && one.shared_bytes == plan.shared_bytes) return one.clusters;
+  }
+  std::array<int, kMaxCluster + 1> clusters{};
+  require(cudaFuncSetAttribute(plan.kernel.function, cudaFuncAttributeNonPortableClusterSizeAllowed, 1), "cudaFuncSetAttribute");
+  const int bytes = plan.shared_bytes;
+  for (int blocks = 2; blocks <= kMaxCluster; ++blocks) {
+    plan.shared_bytes = bytes + exchange_bytes(plan.kernel, blocks);
+    if (plan.shared_bytes > plan.device.most_shared_bytes) break;
+    plan.grid = dim3(static_cast<unsigned>(blocks));
+    allow_shared_memory(plan);
+    cudaLaunchConfig_t config = launch_config(plan, nullptr);
+    cudaLaunchAttribute attribute = cluster_attribute(blocks);
+    config.attrs = &attribute;
+    config.numAttrs = 1;
+    if (cudaOccupancyMaxActiveClusters(&clusters[blocks], plan.kernel.function, &config) != cudaSuccess) {
+      cudaGetLastError();
+      clusters[blocks] = 0;  // the device has none so large
+    }
+  }
+  known.push_back({plan.device.id, plan.kernel.function, bytes, clusters});
+  return clusters;
+}
+
+// Gives the outputs stretches of their own where that promises to be faster (own_cut.h). plan.line holds the cut across outputs, which
+// stays the kernel's choice for lengths that differ much.
+void own_stretches(const Problem& problem, std::int64_t most_tiles, bool in_clusters, Plan& plan) {
+  Line& line = plan.line;
+  Work work;
+  work.outputs = static_cast<std::int64_t>(problem.batch) * problem.kv_heads;
+  work.tiles = most_tiles;
+  work.tile_bytes = static_cast<std::int64_t>(plan.kernel.tile_tokens) * problem.head_dim * 4;
+  work.blocks = plan.device.sms;
+  if (work.outputs == 0 || work.outputs > work.blocks) return;
+  if (in_clusters) work.clusters = resident_clusters(plan);
+  const OwnCut cut = own_cut(work);
+  if (cut.stretches == 0) return;
+  line.output_stretches = cut.stretches;
+  line.cluster_stretches = cut.cluster;
+  line.join_cost_grains = kJoinCostTiles;
+  plan.grid = dim3(static_cast<unsigned>(cut.stretches), static_cast<unsigned>(problem.kv_heads), static_cast<unsigned>(problem.batch));
+  const int blocks = cut.stretches * static_cast<int>(work.outputs);
+  line.workers = line.head_order == HeadOrder::kBeside ? blocks / problem.kv_heads : blocks;
+  if (cut.cluster > 1) plan.shared_bytes += exchange_bytes(plan.kernel, cut.cluster);
+}
 
 Plan make_plan(const Problem& problem, const Options& options) {
   Plan plan;
@@ -76,10 +210,11 @@ Plan make_plan(const Problem& problem, const Options& options) {
     reject_cuda_path(options.cuda_path, names);
   }
   const std::int64_t most_rows = static_cast<std::int64_t>(problem.q_len) * group(problem);
-  plan.rows = row_block(problem.head_dim, static_cast<int>(std::min<std::int64_t>(most_rows, 1 << 20)));
-  plan.kernel = (problem.q_dtype == DType::kBFloat16 ? bfloat16_kernel : float16_kernel)(problem.head_dim, plan.rows);
-  const int stage_bytes = plan.kernel.stage_tokens * problem.head_dim * 4;
-  plan.stages = std::max(2, kBytesInFlight / stage_bytes);
+  plan.head_dim = padded_head_dim(problem.head_dim, head_dim_v(problem));
+  plan.rows = row_block(plan.head_dim, static_cast<int>(std::min<std::int64_t>(most_rows, 1 << 20)));
+  plan.kernel = (problem.q_dtype == DType::kBFloat16 ? bfloat16_kernel : float16_kernel)(plan.head_dim, plan.rows);
+  const int stage_bytes = plan.kernel.stage_tokens * (problem.head_dim + head_dim_v(problem)) * 2;  // that are read
+  plan.stages = std::clamp((kBytesInFlight + stage_bytes - 1) / stage_bytes, 2, kMaxStages);
   const auto bytes = [&] { return plan.kernel.fixed_shared_bytes + plan.stages * plan.kernel.stage_shared_bytes; };
   while (plan.stages > 1 && bytes() > plan.device.most_shared_bytes) --plan.stages;
   plan.shared_bytes = bytes();
@@ -102,9 +237,11 @@ Plan make_plan(const Problem& problem, const Options& options) {
   }
   const bool beside = line.head_order == HeadOrder::kBeside;
   line.workers = beside ? blocks / lines : blocks;
-  plan.grid = beside ? line.workers * lines : line.workers;
-
+  plan.grid = dim3(static_cast<unsigned>(beside ? line.workers * lines : line.workers));
   const std::int64_t most_tiles = std::max<std::int64_t>((max_kv_len(problem) + line.tile_tokens - 1) / line.tile_tokens, 1);
+  if (options.policy == Policy::kLean && options.workers == 0 && problem.cu_seqlens_q == nullptr && most_rows <= plan.rows) {
+    own_stretches(problem, most_tiles, code_architecture() >= 90 && !is_portable(options), plan);
+  }
   if (options.policy == Policy::kFlashDecoding) {
     const std::int64_t row_blocks = (most_rows + plan.rows - 1) / plan.rows;
     const std::int64_t outputs = std::max<std::int64_t>(row_blocks * problem.batch * problem.kv_heads, 1);
@@ -129,67 +266,55 @@ Layout lay_out(const Plan& plan) {
   layout.counter_bytes = 2 * slots * kMaxConsumerWarps * sizeof(std::uint32_t);
   layout.row_bytes = slots * plan.kernel.slot_row_bytes;
   layout.value_bytes = slots * plan.kernel.slot_value_bytes;
-#if defined(LEANATTN_TIMELINE)
-  layout.timeline_bytes = static_cast<std::size_t>(plan.device.sms) * kMarks * sizeof(std::uint64_t);
+#if defined(LEANATTN_TIMELINE)  // at the end
+  layout.timeline_bytes = static_cast<std::size_t>(std::max(plan.grid, plan.device.sms)) * kMarks * sizeof(std::uint64_t);
 #endif
   return layout;
 }
 
-// The widest access that the pointer and all the strides (elements of 2 bytes) are multiples of.
-int access_bytes(const void* data, std::initializer_list<std::int64_t> strides) {
-  std::uint64_t all = reinterpret_cast<std::uintptr_t>(data) | 16;
-  for (const std::int64_t stride : strides) all |= static_cast<std::uint64_t>(stride) * 2;
-  return static_cast<int>(all & (~all + 1));
+// 2^log2 ≥ divisor, so the factor has 32 bits and is rounded up by less than 31 bits can tell.
+Quotient quotient(int divisor) {
+  const int log2 = std::bit_width(static_cast<unsigned>(divisor) - 1u);
+  Quotient by;
+  by.shift = 31 + log2;
+  by.factor = static_cast<std::uint32_t>((1ull << by.shift) / static_cast<unsigned>(divisor) + 1);
+  return by;
 }
-
-template <class View>
-RowView row_view(const View& view, bool packed) {
-  RowView rows;
-  rows.data = static_cast<std::uint16_t*>(const_cast<void*>(static_cast<const void*>(view.data)));
-  rows.seq_stride = packed ? 0 : view.seq_stride;
-  rows.token_stride = view.token_stride;
-  rows.head_stride = view.head_stride;
-  rows.access_bytes = access_bytes(view.data, {rows.seq_stride, rows.token_stride, rows.head_stride});
-  return rows;
-}
-
-KvRows kv_rows(const KvView& view, bool ragged) {
-  KvRows rows;
-  rows.data = static_cast<const std::uint16_t*>(view.data);
-  rows.outer_stride = ragged ? 0 : view.outer_stride;
-  rows.token_stride = view.token_stride;
-  rows.head_stride = view.head_stride;
-  rows.access_bytes = access_bytes(view.data, {rows.outer_stride, rows.token_stride, rows.head_stride});
-  return rows;
-}
-
 Params make_params(const Problem& problem, const Plan& plan, std::byte* workspace) {
   Params p;
   p.line = plan.line;
-  const bool packed = problem.cu_seqlens_q != nullptr;
-  p.q = row_view(problem.q, packed);
-  p.o = row_view(problem.o, packed);
+  set_views(p, problem);
   p.ragged = problem.kv_layout == KvLayout::kRagged;
-  p.k = kv_rows(problem.k, p.ragged);
-  p.v = kv_rows(problem.v, p.ragged);
   p.lse = problem.lse;
   if (problem.kv_layout == KvLayout::kPaged) {
     p.block_table = problem.block_table;
     p.block_table_stride = block_table_stride(problem);
     p.page_size = problem.page_size;
-    // 2^log2 ≥ page_size, so the factor has 32 bits and is rounded up by less than 2^31 tokens can tell (Granlund & Montgomery, 1994).
-    const int log2 = std::bit_width(static_cast<unsigned>(p.page_size) - 1u);
-    p.page_shift = 31 + log2;
-    p.page_factor = static_cast<std::uint32_t>((1ull << p.page_shift) / static_cast<unsigned>(p.page_size) + 1);
+    p.page = quotient(p.page_size);
   }
-  const auto is_long = [&](const KvRows& rows) { return rows.token_stride >= 1 << 30 || (p.block_table && rows.outer_stride >= 1 << 30); };
-  p.general = std::min({p.q.access_bytes, p.k.access_bytes, p.v.access_bytes}) < 16 || is_long(p.k) || is_long(p.v);
   p.kv_heads = problem.kv_heads;
   p.group = group(problem);
+  p.head_dim = problem.head_dim;
+  p.head_dim_v = head_dim_v(problem);
+  p.padded = p.head_dim < plan.head_dim || p.head_dim_v < plan.head_dim;
   p.causal = problem.causal;
   p.scale_log2 = scale(problem) * kLog2E;
   p.lse_factor = problem.lse_base == LseBase::kTwo ? 1.0f : kLn2;
+  p.rules = problem.window_left >= 0 || problem.tree_mask || problem.softcap > 0.0f || problem.alibi_slopes;
+  p.softcap_log2 = problem.softcap * kLog2E;
+  p.softcap_scale = problem.softcap > 0.0f ? scale(problem) / problem.softcap : 0.0f;
+  p.alibi_slopes = problem.alibi_slopes;
+  p.tree_mask = reinterpret_cast<const std::uint32_t*>(problem.tree_mask);  // words of 64 bits, low half first
+  p.tree_words = 2 * tree_mask_words(problem);
+  p.sinks = problem.sinks;
+  p.sink_lse_factor = problem.lse_base == LseBase::kTwo ? kLog2E : 1.0f;
   p.stages = plan.stages;
+  if (p.line.output_stretches > 0) {
+    p.of_all = quotient(p.line.output_stretches);
+    p.of_cluster = quotient(p.line.cluster_stretches);
+    p.cluster_slice = slice_vectors(plan.kernel, p.line.cluster_stretches);
+    p.of_slice = quotient(p.cluster_slice);
+  }
   const Layout layout = lay_out(plan);
   p.slots = 2 * plan.device.sms;
   p.counters = reinterpret_cast<std::uint32_t*>(workspace);
@@ -201,19 +326,9 @@ Params make_params(const Problem& problem, const Plan& plan, std::byte* workspac
 
 }  // namespace
 
-bool available() {
-  int devices = 0;
-  return count_devices(devices) == cudaSuccess && devices > 0 && current_device().capability >= 80;
-}
+bool available() { return absence().empty(); }
 
-std::string why_absent() {
-  int devices = 0;
-  const cudaError_t answer = count_devices(devices);
-  if (answer != cudaSuccess) return std::string("no CUDA device: ") + cudaGetErrorString(answer);
-  if (devices == 0) return "no CUDA device";
-  const int capability = current_device().capability;
-  return "compute capability " + std::to_string(capability / 10) + "." + std::to_string(capability % 10) + ": at least 8.0 is needed";
-}
+std::string why_absent() { return absence(); }
 
 std::string device_name() {
   int id = 0;
@@ -230,6 +345,11 @@ std::vector<std::string> paths() {
 std::size_t workspace_bytes(const Problem& problem, const Options& options) { return lay_out(make_plan(problem, options)).bytes(); }
 
 void initialize_workspace(const Options& options, std::span<std::byte> workspace) {
+  if (workspace.empty()) return;
+  cudaPointerAttributes memory{};
+  require(cudaPointerGetAttributes(&memory, workspace.data()), "cudaPointerGetAttributes");
+  check_device_memory("workspace", workspace.data(), memory.type == cudaMemoryTypeDevice || memory.type == cudaMemoryTypeManaged);
+  check_device_workspace(workspace.data());
   require(cudaMemsetAsync(workspace.data(), 0, workspace.size(), static_cast<cudaStream_t>(options.stream)), "cudaMemsetAsync");
 }
 
@@ -239,22 +359,27 @@ void decode(const Problem& problem, const Options& options, std::span<std::byte>
   check_device_workspace(workspace.data());
   if (problem.batch == 0 || problem.q_len == 0) return;
   Params params = make_params(problem, plan, workspace.data());
-  require(cudaFuncSetAttribute(plan.kernel.function, cudaFuncAttributeMaxDynamicSharedMemorySize, plan.shared_bytes),
-          "cudaFuncSetAttribute");
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(plan.grid));
-  config.blockDim = dim3(static_cast<unsigned>(plan.kernel.threads));
-  config.dynamicSmemBytes = static_cast<std::size_t>(plan.shared_bytes);
-  config.stream = static_cast<cudaStream_t>(options.stream);
-  cudaLaunchAttribute attributes[1];
-  if (options.programmatic_launch && plan.device.capability >= 90) {
-    attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[0].val.programmaticStreamSerializationAllowed = 1;
-    config.attrs = attributes;
-    config.numAttrs = 1;
+  allow_shared_memory(plan);
+  cudaLaunchConfig_t config = launch_config(plan, static_cast<cudaStream_t>(options.stream));
+  cudaLaunchAttribute attributes[2];
+  config.attrs = attributes;
+  if (options.programmatic_launch && code_architecture() >= 90) {  // code for less does not wait for the kernel before (ptx.cuh)
+    attributes[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[config.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
   }
+  if (plan.line.cluster_stretches > 1) attributes[config.numAttrs++] = cluster_attribute(plan.line.cluster_stretches);
   void* arguments[] = {&params};
   require(cudaLaunchKernelExC(&config, plan.kernel.function, arguments), "cudaLaunchKernelExC");
 }
+
+std::vector<std::string> timeline_marks() {
+#if defined(LEANATTN_TIMELINE)
+  return {std::begin(kMarkNames), std::end(kMarkNames)};
+#else
+  return {};
+#endif
+}
+
+std::size_t timeline_bytes(const Problem& problem, const Options& options) { return lay_out(make_plan(problem, options)).timeline_bytes; }
 
 }  // namespace leanattn::cuda

@@ -2,7 +2,7 @@
 // What a variant of the kernel fixes at compile time, and the shared memory that follows from it.
 //
 //   T           element type of Q, K, V and O
-//   kHeadDim    of Q, K and V
+//   kHeadDim    columns of Q, K and V in shared memory; those that a problem does not have are zeros
 //   kRows       packed rows of an output (variants.h)
 //
 // Warps: kGroups groups of four consumer warps, each for up to 32 of the rows, then four producer warps.
@@ -22,7 +22,6 @@ constexpr int kWarp = 32;
 constexpr int kGroupWarps = 4;
 constexpr int kGroupThreads = kGroupWarps * kWarp;
 constexpr int kProducerThreads = 4 * kWarp;
-constexpr int kMaxStages = 8;
 constexpr int kMmaTokens = 16;  // tokens that a step of P·V takes
 
 constexpr int kTile = 64;  // tokens of a tile, the unit of the line
@@ -75,9 +74,10 @@ struct Config {
   static constexpr int kDimSteps = kWarpDims / 8;
   static constexpr bool kQInRegisters = kRowTiles == 1 && kHeadDim <= 128;
 
-  static constexpr int kLaneRows = kRowTiles * kHalves;     // rows of which a lane holds values
-  static constexpr int kRowValues = kDimSteps * 2;          // of Õ that it holds of each
-  static constexpr int kRowVectors = (kRowValues + 3) / 4;  // the same as float4, padded
+  static constexpr int kLaneRows = kRowTiles * kHalves;                              // rows of which a lane holds values
+  static constexpr int kRowValues = kDimSteps * 2;                                   // of Õ that it holds of each
+  static constexpr int kRowVectors = (kRowValues + 3) / 4;                           // the same as float4, padded
+  static constexpr int kVectors = kConsumerWarps * kLaneRows * kRowVectors * kWarp;  // float4 of a block's partial
 
   static constexpr int kRowBytes = kHeadDim * 2;
   static constexpr int kRowChunks = kRowBytes / 16;
@@ -94,6 +94,9 @@ struct Config {
   static_assert(kPassTokens * kRowChunks <= kProducerThreads && kTokens % kPassTokens == 0, "a pass is whole rows, a stage whole passes");
   static_assert(kConsumerWarps <= kMaxConsumerWarps, "counters have room for every consumer warp");
 };
+
+// Of this block, in a grid of any shape.
+__device__ __forceinline__ int block_index() { return blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z); }
 
 // Element of (seq, token 0, q_head 0) in Q or O.
 __device__ __forceinline__ std::int64_t first_row_of(const RowView& view, const Line& line, int seq) {
@@ -113,8 +116,9 @@ struct alignas(16) Stage {
   enum Flag {
     kFirst = 1,  // of its segment
     kLast = 2,
-    kMasked = 4,  // some row does not see all of its tokens
+    kMasked = 4,  // its end, the seq's or causal hides some of its tokens from some row
     kDone = 8,    // nothing: the stretch has ended
+    kRuled = 16,  // soft-cap, ALiBi, window or tree has a say in it
   };
   int tokens;       // 0: an empty seq
   int token_begin;  // of the seq
@@ -133,6 +137,13 @@ struct SegmentInfo {
   int parts;          // segments of the output; 1: whole
   int part;           // of those, this one
   int first_stretch;  // that holds part 0, counted over the lines of all KV heads
+  bool of_cluster;    // a part is what a cluster merges; first_stretch is the output's first block, then
+};
+
+// What rules.cuh needs to know of a row; written where Params::rules says so.
+struct RowRule {
+  int position;      // of the query token in the seq
+  float slope_log2;  // of ALiBi, log2 units a token
 };
 
 // Dynamic shared memory, in this order: K and V stages, Q of each stage's segment, then this.
@@ -143,9 +154,11 @@ struct Shared {
   float warp_sum[C::kGroups][kGroupWarps][C::kGroupRows];                       // ℓ of each warp's tokens, at a segment's end
   Stage stages[kMaxStages];
   SegmentInfo segments[kMaxStages];
+  RowRule row_rules[C::kGroups][kGroupWarps][C::kGroupRows];
   std::uint64_t full[kMaxStages];   // producers → consumers: kProducerThreads copies landed, 1 stage record written
   std::uint64_t empty[kMaxStages];  // consumer warps → producers
-  long long scan_units[kProducerThreads];
+  std::uint64_t received;           // cluster → consumers: the parts of this block's slice are here (cluster.cuh)
+  long long scan_units[kProducerThreads / kWarp];
   long long scan_longest[kProducerThreads / kWarp];
   Cursor cursor;
   Cut cut;

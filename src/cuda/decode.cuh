@@ -10,6 +10,7 @@
 //   bound     reading K and V once. `stages` stages are in flight, also across the borders of segments and while one is being finished
 #pragma once
 
+#include "cuda/cluster.cuh"
 #include "cuda/fixup.cuh"
 #include "cuda/load.cuh"
 #include "cuda/tile.cuh"
@@ -32,13 +33,16 @@ __device__ __forceinline__ void consume(const Params& p, std::uint32_t stages_at
     if (threadIdx.x == 0) mark(p, first_stage ? Mark::kFirstBytes : Mark::kLastBytes);
     first_stage = false;
     const std::uint32_t q_at = q_ring_at + segment_slot * C::kQBytes + group * C::kPaddedRows * C::kRowBytes;
-    if (stage.flags & Stage::kFirst) start_segment<C>(state, shared.segments[segment_slot], p, places, q_at, group, lane);
+    if (stage.flags & Stage::kFirst) start_segment<C>(state, shared.segments[segment_slot], p, places, q_at, shared, group, warp, lane);
     if (stage.tokens > 0) {
       const std::uint32_t k_at = stages_at + slot * 2 * C::kStageBytes;
       float sums[C::kParts][C::kRowTiles][2][4];
 #pragma unroll
       for (int part = 0; part < C::kParts; ++part) {
         scores<C>(sums[part], state, places, k_at + part * 64 * C::kRowBytes, q_at);
+      }
+      if (stage.flags & Stage::kRuled) [[unlikely]] {
+        apply_rules<C>(sums, stage, shared.segments[segment_slot], p, shared, group, warp, lane);
       }
       float shrink[C::kLaneRows];
       weights<C>(sums, shrink, state, places, stage, p, shared, group, warp, lane);
@@ -51,6 +55,10 @@ __device__ __forceinline__ void consume(const Params& p, std::uint32_t stages_at
       RowPartial rows[C::kLaneRows];  // empty where the seq is
       if (stage.tokens > 0) finish_rows<C>(rows, state, shared, group, warp, lane);
       ptx::mbarrier_arrive(&shared.empty[slot]);
+      if (info.of_cluster) {
+        finish_in_cluster<C>(state, rows, info, p, shared, group, warp, lane);
+        break;  // the block's only segment
+      }
       finish_segment<C>(state, rows, info, p, group, warp, lane);
       if (++segment_slot == p.stages) segment_slot = 0;
     } else {
@@ -72,6 +80,19 @@ __device__ __forceinline__ void touch(const Params& p) {
   for (unsigned i = 0; i < sizeof(Params) / 4; i += kLineWords) ptx::used(words[i]);
 }
 
+// What the consumers do before there is work.
+template <class C>
+__device__ __forceinline__ void set_up(const Params& p, Shared<C>& shared) {
+  if (threadIdx.x < kMaxStages) {
+    ptx::mbarrier_init(&shared.full[threadIdx.x], kProducerThreads + 1);
+    ptx::mbarrier_init(&shared.empty[threadIdx.x], C::kConsumers);
+  }
+  if (p.line.cluster_stretches > 1) {
+    if (threadIdx.x == 0) expect_parts<C>(p, shared);
+    ptx::cluster_arrive();
+  }
+}
+
 template <class C>
 __global__ void __launch_bounds__(C::kThreads, 1) decode_kernel(const __grid_constant__ Params p) {
   extern __shared__ __align__(128) unsigned char memory[];
@@ -79,32 +100,21 @@ __global__ void __launch_bounds__(C::kThreads, 1) decode_kernel(const __grid_con
   const std::uint32_t q_ring_at = stages_at + p.stages * 2 * C::kStageBytes;
   auto& shared = *reinterpret_cast<Shared<C>*>(memory + p.stages * (2 * C::kStageBytes + C::kQBytes));
   const bool produces = threadIdx.x >= C::kConsumers;
-  const bool beside = p.line.head_order == HeadOrder::kBeside;
-  const int kv_head = beside ? static_cast<int>(blockIdx.x) % p.kv_heads : 0;
-  const long long stretch = beside ? blockIdx.x / p.kv_heads : blockIdx.x;
-
   touch(p);
-  if (threadIdx.x == 0) {
-    mark(p, Mark::kEntry);
-    for (int i = 0; i < p.stages; ++i) {
-      ptx::mbarrier_init(&shared.full[i], kProducerThreads + 1);
-      ptx::mbarrier_init(&shared.empty[i], C::kConsumers);
-    }
-  }
-  if (C::kHalves == 1) {  // the unused rows of P stay 0
-    auto* words = reinterpret_cast<std::uint32_t*>(shared.weights);
-    for (unsigned i = threadIdx.x; i < sizeof(shared.weights) / 4; i += C::kThreads) words[i] = 0;
-  }
-  ptx::let_next_kernel_start();
-  ptx::wait_for_previous_kernel();
-  if (produces) {
-    const int tid = threadIdx.x - C::kConsumers;
-    Producer<C> producer(p, kv_head, stretch, tid, stages_at, q_ring_at, shared);
-    find_stretch<C>(fixed_line<C>(p.line), stretch, tid, shared);
-    ptx::named_barrier(kStartBarrier, C::kThreads);
-    producer.run(shared.cursor, shared.cut);
+  if (__builtin_expect(produces, 1)) {  // first in the code: instructions come from memory too, and everything waits for the first copies
+    Producer<C> producer(p, threadIdx.x - C::kConsumers, stages_at, q_ring_at, shared);
+    ptx::let_next_kernel_start();
+    ptx::wait_for_previous_kernel();
+    producer.run();
   } else {
+    if (threadIdx.x == 0) mark(p, Mark::kEntry);
+    set_up<C>(p, shared);
+    if (p.padded) clear_padding<C>(memory, p, threadIdx.x, C::kConsumers);
+    ptx::let_next_kernel_start();
+    ptx::wait_for_previous_kernel();
+    if (p.line.output_stretches > 0) load_own_q<C>(p, threadIdx.x, q_ring_at);
     ptx::named_barrier(kStartBarrier, C::kThreads);
+    if (p.line.cluster_stretches > 1) ptx::cluster_wait();  // all of the cluster run and expect their parts: here, where it costs nothing
     if (threadIdx.x == 0) mark(p, Mark::kStretch);
     consume<C>(p, stages_at, q_ring_at, shared);
   }

@@ -20,36 +20,78 @@ struct Rows {
   float values[kCount][C::kRowVectors * 4];
 };
 
-// Lane rows i, i + 1 … of an output.
+// Where a row of the row block goes, for a warp's dims.
+struct OutputRow {
+  std::uint16_t* o;  // the lane's first element
+  float* lse;        // null where another lane writes it, or nobody
+
+  template <class C>
+  __device__ __forceinline__ static OutputRow of(const Params& p, const SegmentInfo& info, int row, int warp, int lane) {
+    const int packed = info.first_row + row;
+    const int token = info.q_len == 1 ? 0 : packed / p.group, head = packed - token * p.group;
+    OutputRow to;
+    to.o = p.o.data + first_row_of(p.o, p.line, info.seq) + token * p.o.token_stride + (info.q_head + head) * p.o.head_stride +
+           warp * C::kWarpDims + 2 * (lane % 4);
+    to.lse = nullptr;
+    if (p.lse != nullptr && warp == 0 && lane % 4 == 0) {
+      const std::int64_t q_begin = p.line.cu_seqlens_q ? p.line.cu_seqlens_q[info.seq] : static_cast<std::int64_t>(info.seq) * p.line.q_len;
+      to.lse = p.lse + (q_begin + token) * p.kv_heads * p.group + info.q_head + head;
+    }
+    return to;
+  }
+};
+
+// Two neighbouring dims.
+template <class C>
+__device__ __forceinline__ void store_pair(std::uint16_t* o, float low, float high, int access_bytes) {
+  const std::uint32_t pair = Element<typename C::T>::pack(low, high);
+  if (access_bytes >= 4) {
+    *reinterpret_cast<std::uint32_t*>(o) = pair;
+  } else {
+    o[0] = static_cast<std::uint16_t>(pair);
+    o[1] = static_cast<std::uint16_t>(pair >> 16);
+  }
+}
+
+// What a final row becomes: O = Õ·factor.
+struct FinishedRow {
+  float factor;
+  float lse;  // in the caller's base
+};
+
+// The end of a packed row of an output, once all its parts are merged. Its q_head's sink joins here and nowhere else.
+__device__ __forceinline__ FinishedRow finish_row(const RowPartial& row, const SegmentInfo& info, int packed, const Params& p) {
+  if (p.sinks == nullptr) return {finish_factor(row), finish_lse<LogUnit::kLog2>(row) * p.lse_factor};
+  const float sink = __ldg(p.sinks + info.q_head + (info.q_len == 1 ? packed : packed % p.group));
+  const RowMerge merge = merge_rows<LogUnit::kLog2>(row, sink_partial(sink * kLog2E));
+  // Without a key the LSE is the sink itself, not what is left of it after two conversions.
+  return {(merge.swapped ? merge.factor : 1.0f) * finish_factor(merge.row),
+          row.sum == 0.0f ? sink * p.sink_lse_factor : finish_lse<LogUnit::kLog2>(merge.row) * p.lse_factor};
+}
+
+// Lane rows first, first + 1 … of an output.
 template <class C, int kCount>
 __device__ __forceinline__ void store_rows(const Rows<C, kCount>& rows, int first, const SegmentInfo& info, const Params& p, int group,
                                            int warp, int lane) {
-  using E = Element<typename C::T>;
-  std::uint16_t* const of_head =
-      p.o.data + first_row_of(p.o, p.line, info.seq) + info.q_head * p.o.head_stride + warp * C::kWarpDims + 2 * (lane % 4);
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
     const int row = group * C::kGroupRows + group_row<C>(first + i, lane);
     if (row >= info.rows) continue;
-    const int packed = info.first_row + row;
-    const int token = info.q_len == 1 ? 0 : packed / p.group, head = packed - token * p.group;
-    const float factor = finish_factor(rows.row[i]);
-    std::uint16_t* const o = of_head + token * p.o.token_stride + head * p.o.head_stride;
+    const OutputRow to = OutputRow::of<C>(p, info, row, warp, lane);
+    const FinishedRow finished = finish_row(rows.row[i], info, info.first_row + row, p);
+    const auto store_step = [&](int n) {
+      store_pair<C>(to.o + n * 8, rows.values[i][2 * n] * finished.factor, rows.values[i][2 * n + 1] * finished.factor, p.o.access_bytes);
+    };
+    if (p.padded) [[unlikely]] {
 #pragma unroll
-    for (int n = 0; n < C::kDimSteps; ++n) {
-      const std::uint32_t pair = E::pack(rows.values[i][2 * n] * factor, rows.values[i][2 * n + 1] * factor);
-      if (p.o.access_bytes >= 4) {
-        *reinterpret_cast<std::uint32_t*>(o + n * 8) = pair;
-      } else {
-        o[n * 8] = static_cast<std::uint16_t>(pair);
-        o[n * 8 + 1] = static_cast<std::uint16_t>(pair >> 16);
+      for (int n = 0; n < C::kDimSteps; ++n) {
+        if (warp * C::kWarpDims + n * 8 < p.head_dim_v) store_step(n);
       }
+    } else {
+#pragma unroll
+      for (int n = 0; n < C::kDimSteps; ++n) store_step(n);
     }
-    if (p.lse != nullptr && warp == 0 && lane % 4 == 0) {
-      const std::int64_t q_heads = p.kv_heads * p.group;
-      const std::int64_t q_begin = p.line.cu_seqlens_q ? p.line.cu_seqlens_q[info.seq] : static_cast<std::int64_t>(info.seq) * p.line.q_len;
-      p.lse[(q_begin + token) * q_heads + info.q_head + head] = finish_lse<LogUnit::kLog2>(rows.row[i]) * p.lse_factor;
-    }
+    if (to.lse != nullptr) *to.lse = finished.lse;
   }
 }
 
@@ -79,6 +121,31 @@ __device__ __forceinline__ void publish_rows(const Rows<C, kCount>& rows, int fi
   }
 }
 
+// Adds some parts of a row to its total, in that order, weighed on the largest m of all.
+template <int kParts, int kVectors>
+__device__ __forceinline__ void merge_batch(RowPartial& row, float (&total)[kVectors * 4], const float2 (&rows)[kParts],
+                                            const float4 (&values)[kParts][kVectors]) {
+  float max = row.max;
+#pragma unroll
+  for (int k = 0; k < kParts; ++k) max = fmaxf(max, rows[k].x);
+  const float kept = merge_weight<LogUnit::kLog2>(row.max, max);
+  row = {max, row.sum * kept};
+#pragma unroll
+  for (int r = 0; r < kVectors * 4; ++r) total[r] *= kept;
+#pragma unroll
+  for (int k = 0; k < kParts; ++k) {
+    const float weight = merge_weight<LogUnit::kLog2>(rows[k].x, max);
+    row.sum = fmaf(weight, rows[k].y, row.sum);
+#pragma unroll
+    for (int j = 0; j < kVectors; ++j) {
+      total[4 * j] = fmaf(weight, values[k][j].x, total[4 * j]);
+      total[4 * j + 1] = fmaf(weight, values[k][j].y, total[4 * j + 1]);
+      total[4 * j + 2] = fmaf(weight, values[k][j].z, total[4 * j + 2]);
+      total[4 * j + 3] = fmaf(weight, values[k][j].w, total[4 * j + 3]);
+    }
+  }
+}
+
 // Merges the rows first, first + 1 … of `count` slots in that order. The first lies at `begin`, the next ones `step` warps' places on,
 // counted from `next`. Several are fetched at once.
 template <class C, int kCount>
@@ -97,16 +164,16 @@ __device__ __forceinline__ Rows<C, kCount> merge_parts(int first, const SlotPlac
   const float2* next_rows = next.rows + group_row<C>(first, lane);
 #pragma unroll 1
   for (int done = 0; done < count; done += kAtOnce) {
-    float4 values[kAtOnce][kCount][C::kRowVectors];
-    float2 rows[kAtOnce][kCount];
+    float4 values[kCount][kAtOnce][C::kRowVectors];
+    float2 rows[kCount][kAtOnce];
 #pragma unroll
     for (int k = 0; k < kAtOnce; ++k) {
 #pragma unroll
       for (int i = 0; i < kCount; ++i) {
 #pragma unroll
-        for (int j = 0; j < C::kRowVectors; ++j) values[k][i][j] = __ldcg(values_at + (i * C::kRowVectors + j) * kWarp);
-        rows[k][i] = __ldcg(rows_at + group_row<C>(i, 0));
-        if (done + k >= count) rows[k][i] = make_float2(kMinusInfinity, 0.0f);  // the last once more, but empty: it changes nothing
+        for (int j = 0; j < C::kRowVectors; ++j) values[i][k][j] = __ldcg(values_at + (i * C::kRowVectors + j) * kWarp);
+        rows[i][k] = __ldcg(rows_at + group_row<C>(i, 0));
+        if (done + k >= count) rows[i][k] = make_float2(kMinusInfinity, 0.0f);  // the last once more, but empty: it changes nothing
       }
       if (done + k + 1 < count) {
         values_at = next_values;
@@ -116,28 +183,7 @@ __device__ __forceinline__ Rows<C, kCount> merge_parts(int first, const SlotPlac
       }
     }
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      RowPartial& row = total.row[i];
-      float max = row.max;
-#pragma unroll
-      for (int k = 0; k < kAtOnce; ++k) max = fmaxf(max, rows[k][i].x);
-      const float kept = merge_weight<LogUnit::kLog2>(row.max, max);
-      row = {max, row.sum * kept};
-#pragma unroll
-      for (int r = 0; r < C::kRowVectors * 4; ++r) total.values[i][r] *= kept;
-#pragma unroll
-      for (int k = 0; k < kAtOnce; ++k) {
-        const float weight = merge_weight<LogUnit::kLog2>(rows[k][i].x, max);
-        row.sum = fmaf(weight, rows[k][i].y, row.sum);
-#pragma unroll
-        for (int j = 0; j < C::kRowVectors; ++j) {
-          total.values[i][4 * j] = fmaf(weight, values[k][i][j].x, total.values[i][4 * j]);
-          total.values[i][4 * j + 1] = fmaf(weight, values[k][i][j].y, total.values[i][4 * j + 1]);
-          total.values[i][4 * j + 2] = fmaf(weight, values[k][i][j].z, total.values[i][4 * j + 2]);
-          total.values[i][4 * j + 3] = fmaf(weight, values[k][i][j].w, total.values[i][4 * j + 3]);
-        }
-      }
-    }
+    for (int i = 0; i < kCount; ++i) merge_batch<kAtOnce, C::kRowVectors>(total.row[i], total.values[i], rows[i], values[i]);
   }
   return total;
 }
@@ -199,7 +245,9 @@ __device__ __forceinline__ void finish_segment(const RowState<C>& state, const R
     __syncwarp();
 #pragma unroll 1
     for (int first = 0; first < C::kLaneRows; first += kCount) {
-      publish_rows(merge_parts<C, kCount>(first, begin, next, step, count, lane), first, begin, lane);
+      const Rows<C, kCount> merged = merge_parts<C, kCount>(first, begin, next, step, count, lane);
+      __syncwarp();  // lanes share (m, ℓ) of the slot that is overwritten
+      publish_rows(merged, first, begin, lane);
     }
     count = (info.parts + group_parts - 1) / group_parts;
     if (!is_last_arriver(counter(1, slot_of_part(info, 0)), count, lane)) return;

@@ -17,6 +17,7 @@ Kernel kernel_of() {
   Kernel kernel;
   kernel.function = reinterpret_cast<const void*>(&decode_kernel<C>);
   kernel.threads = C::kThreads;
+  kernel.rows = C::kRows;
   kernel.tile_tokens = kTile;
   kernel.stage_tokens = C::kTokens;
   kernel.slot_value_bytes = C::kConsumerWarps * C::kLaneRows * C::kRowVectors * kWarp * static_cast<int>(sizeof(float4));

@@ -9,6 +9,7 @@ namespace leanattn::cuda {
 struct Kernel {
   const void* function = nullptr;  // __global__ void(Params)
   int threads = 0;
+  int rows = 0;
   int tile_tokens = 0;
   int stage_tokens = 0;
   int slot_value_bytes = 0;  // of partial_values, a slot

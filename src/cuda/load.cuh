@@ -1,86 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// The producer warps: find the block's stretch of the line from the lengths, then bring its tiles into shared memory, running ahead of
-// the consumers across the borders of segments.
+// The producer warps: they bring the tiles of the block's stretch into shared memory, running ahead of the consumers across the borders of
+// segments.
 #pragma once
 
-#include "cuda/config.cuh"
+#include "cuda/stretch.cuh"
 #include "cuda/timeline.cuh"
 
 namespace leanattn::cuda {
-
-constexpr int kProducerBarrier = 15, kStartBarrier = 14;
-
-// The line's cut and the cursor of this block's stretch, found by all producer threads together: each sums a run of seqs, and the one
-// whose run holds the stretch's first unit walks it. Both are left in shared memory. tid: 0 … kProducerThreads − 1.
-template <class C>
-__device__ __forceinline__ void find_stretch(const Line& line, long long stretch, int tid, Shared<C>& shared) {
-  const int run = ceil_div(line.num_seqs, kProducerThreads);
-  const int begin = min_of(tid * run, line.num_seqs), end = min_of(begin + run, line.num_seqs);
-  long long units = 0, longest = 1;
-  SeqLens first_lens;
-  for (int seq = begin; seq < end; ++seq) {
-    const SeqLens lens = seq_lens(line, seq);
-    if (seq == begin) first_lens = lens;
-    const long long of_output = output_units(line, seq_tiles(line, lens));
-    const int outputs = seq_outputs(line, lens);
-    units += outputs * of_output;
-    if (outputs > 0 && of_output > longest) longest = of_output;
-  }
-  const int lane = tid % kWarp, warp = tid / kWarp;
-  long long before = units;  // inclusive within the warp, then exclusive over all
-  for (int step = 1; step < kWarp; step *= 2) {
-    const long long left = __shfl_up_sync(~0u, before, step);
-    const long long other = __shfl_xor_sync(~0u, longest, step);
-    if (lane >= step) before += left;
-    if (other > longest) longest = other;
-  }
-  if (lane == kWarp - 1) shared.scan_units[warp] = before;
-  if (lane == 0) shared.scan_longest[warp] = longest;
-  ptx::named_barrier(kProducerBarrier, kProducerThreads);
-  long long all = 0;
-  before -= units;
-  for (int w = 0; w < kProducerThreads / kWarp; ++w) {
-    if (w < warp) before += shared.scan_units[w];
-    all += shared.scan_units[w];
-    if (shared.scan_longest[w] > longest) longest = shared.scan_longest[w];
-  }
-  const Cut cut = cut_of_units(line, all, longest);
-  Cursor cursor;
-  bool mine = false;
-  if (stretch < cut.stretches) {
-    cursor.unit = stretch_begin(cut, stretch);
-    cursor.end_unit = stretch_begin(cut, stretch + 1);
-    mine = cursor.unit >= before && cursor.unit < before + units;
-  } else {
-    mine = tid == 0;  // no stretch: an empty cursor
-  }
-  if (mine) {
-    if (stretch < cut.stretches) {
-      cursor.seq = begin;
-      cursor.seq_unit = before;
-      cursor.lens = first_lens;
-      for (long long next; cursor.unit >= (next = cursor.seq_unit + seq_unit_count(line, cursor.lens)); cursor.seq_unit = next) {
-        cursor.lens = seq_lens(line, ++cursor.seq);
-      }
-    }
-    shared.cursor = cursor;
-    shared.cut = cut;
-  }
-  ptx::named_barrier(kProducerBarrier, kProducerThreads);
-}
-
-// The line with what this kernel knows at compile time in it, so that the schedule's functions shrink to what is left.
-template <class C>
-__device__ __forceinline__ Line fixed_line(const Line& line) {
-  Line fixed = line;
-  fixed.tile_tokens = kTile;
-  fixed.rows_per_block = C::kRows;
-  fixed.chunk_tiles = 0;
-  fixed.window_left = -1;
-  fixed.seq_units = nullptr;
-  fixed.runs = true;
-  return fixed;
-}
 
 // One 16-byte chunk into shared memory in narrow accesses, of a row that is aligned to less than 16 bytes; 0 where it is not to be read.
 // Ordinary stores serve rows aligned to 2 bytes.
@@ -95,47 +21,112 @@ __device__ __forceinline__ void copy_narrow(std::uint32_t to, const std::uint16_
   }
 }
 
+// Q of a row block into shared memory, by kProducerThreads threads. Rows past the last and columns past head_dim are 0; padding to 16 rows is whatever it was: rows
+// never mix.
+template <class C>
+__device__ __forceinline__ void load_q(const Params& p, int tid, std::uint32_t q_at, int seq, int q_len, int q_head, int first_row,
+                                       int rows) {
+  const int chunk = tid % C::kRowChunks;
+  if (tid / C::kRowChunks >= C::kPassTokens) return;
+  const std::uint16_t* const q = p.q.data + first_row_of(p.q, p.line, seq) + q_head * p.q.head_stride + chunk * 8;
+  const std::uint64_t policy = ptx::evict_first_policy();
+#pragma unroll 1
+  for (int row = tid / C::kRowChunks; row < C::kRows; row += C::kPassTokens) {
+    const bool valid = row < rows && chunk * 8 < p.head_dim;
+    const std::uint16_t* from = q;
+    if (valid) {
+      const int packed = first_row + row, token = q_len == 1 ? 0 : packed / p.group;
+      from += token * p.q.token_stride + (packed - token * p.group) * p.q.head_stride;
+    }
+    const int padded = row / C::kGroupRows * C::kPaddedRows + row % C::kGroupRows;
+    const std::uint32_t to = q_at + swizzled<C::kRowChunks>(padded, chunk) * 16;
+    if (p.general) [[unlikely]] {
+      copy_narrow(to, from, min_of(p.q.access_bytes, 8), valid);
+    } else {
+      ptx::cp_async_16_if(true, to, from, valid ? 16 : 0, policy);
+    }
+  }
+}
+
+// The consumers bring Q of an output that the grid names, while producers wait for its length.
+template <class C>
+__device__ __forceinline__ void load_own_q(const Params& p, int tid, std::uint32_t q_at) {
+  if (tid < kProducerThreads) {
+    load_q<C>(p, tid, q_at, blockIdx.z, p.line.q_len, blockIdx.y * p.group, 0, p.line.q_len * p.group);
+    ptx::wait_for_copies();
+  }
+}
+
+// Columns that the problem does not have, in every stage: zeros once, and no copy ever writes there. tid: 0 … threads − 1.
+template <class C>
+__device__ __forceinline__ void clear_padding(unsigned char* stages, const Params& p, int tid, int threads) {
+  auto* const chunks = reinterpret_cast<uint4*>(stages);
+  for (int row = tid; row < p.stages * 2 * C::kTokens; row += threads) {  // a token of K or V
+    const int dim = row / C::kTokens % 2 == 0 ? p.head_dim : p.head_dim_v;
+#pragma unroll 1
+    for (int chunk = dim / 8; chunk < C::kRowChunks; ++chunk) chunks[swizzled<C::kRowChunks>(row, chunk)] = make_uint4(0, 0, 0, 0);
+  }
+}
+
 // Where the tokens of a seq lie, for one KV head and this thread's chunk of a row.
 struct KvBase {
   const std::uint16_t* k;
   const std::uint16_t* v;
-  const int* pages;  // null when not paged
+  const int* pages;  // null when not paged. Ordinary loads: a kernel that this one overlaps with may have written them
 };
 
 // The producers' walk over a stretch.
 template <class C>
 class Producer {
  public:
-  __device__ Producer(const Params& params, int kv_head, long long stretch, int tid, std::uint32_t stages_at, std::uint32_t q_at,
-                      Shared<C>& shared)
+  __device__ Producer(const Params& params, int tid, std::uint32_t stages_at, std::uint32_t q_at, Shared<C>& shared)
       : p_(params),
         shared_(shared),
-        head_(kv_head),
         tid_(tid),
-        stretch_(stretch),
         stages_at_(stages_at),
         q_at_(q_at),
         policy_(ptx::evict_first_policy()),
         general_(params.general),
         pass_token_(tid / C::kRowChunks),
         chunk_(tid % C::kRowChunks) {
-    head_base_ = {p_.k.data + head_ * p_.k.head_stride + chunk_ * 8, p_.v.data + head_ * p_.v.head_stride + chunk_ * 8, p_.block_table};
     for (int i = 0; i < C::kPassPlaces; ++i) place_[i] = ptx::kept(swizzled<C::kRowChunks>(i * C::kPassTokens + pass_token_, chunk_) * 16);
   }
 
-  __device__ void run(Cursor cursor, const Cut& cut) {
+  __device__ void run() {
     const Line line = fixed_line<C>(p_.line);
-    Line lean_line = line;  // a second time for the policy that everyone uses: half the instructions
-    lean_line.policy = Policy::kLean;
     Segment segment;
-    while (line.policy == Policy::kLean ? next_segment(lean_line, cursor, segment) : next_segment(line, cursor, segment)) {
+    Cursor cursor;
+    Cut cut;
+    own_ = p_.line.output_stretches > 0 && (line.num_seqs == 1 || own_stretches_pay<C>(line, tid_, shared_));
+    if (own_) {
+      segment = own_stretch(line);
+    } else {
+      const long long stretch = along_or_beside(line);
+      if (line.window_left < 0) {
+        find_stretch<C>(without_window(line), stretch, tid_, shared_);
+      } else {
+        find_stretch<C>(line, stretch, tid_, shared_);
+      }
+      cursor = shared_.cursor;
+      cut = shared_.cut;
+      meet_consumers();  // before a copy: they have brought Q where an output might have had stretches of its own
+    }
+    const bool idle = own_ && static_cast<int>(blockIdx.x) >= own_stretches_;
+    Line lean_line = without_window(line);  // a second time for the policy that everyone uses: half the instructions
+    lean_line.policy = Policy::kLean;
+    const bool lean = line.policy == Policy::kLean && line.window_left < 0;
+    while (!idle && (own_ || (lean ? next_segment(lean_line, cursor, segment) : next_segment(line, cursor, segment)))) {
       locate(line, segment);
       const KvBase base = kv_base(segment.seq);
       if (tid_ == 0 && round_ == 0 && slot_ == 0) mark(p_, Mark::kSegment);
       const int seen_by_all = segment.lens.kv_len - (p_.causal ? segment.lens.q_len - 1 : 0);
-      const int first_token = seq_first_token(line, segment.lens), first_tile = first_token / kTile;
-      const int begin = max_of((first_tile + segment.tile_begin) * kTile, first_token);
-      const int end = min_of((first_tile + segment.tile_end) * kTile, segment.lens.kv_len);
+      int begin = segment.tile_begin * kTile;
+      int end = ends_output(segment) ? segment.lens.kv_len : segment.tile_end * kTile;  // beyond kv_len may lie no int
+      if (p_.rules) [[unlikely]] {                                                      // tile 0 is where the window begins
+        const int first_token = seq_first_token(line, segment.lens), before = first_token / kTile * kTile;
+        begin = max_of(begin + before, first_token);
+        if (!ends_output(segment)) end += before;
+      }
       Stage stage;
       stage.token_begin = begin;
       do {  // once for an empty seq
@@ -147,10 +138,14 @@ class Producer {
                       (stage.tokens < C::kTokens || stage_end > seen_by_all ? Stage::kMasked : 0);
         load_kv(stage, base);
         if (stage.flags & Stage::kFirst) load_segment(line, segment, cursor, cut);
-        if (tid_ == 0) shared_.stages[slot_] = stage;
+        if (tid_ == 0) {
+          if (p_.rules && has_rules(stage, segment.lens)) stage.flags |= Stage::kRuled;
+          shared_.stages[slot_] = stage;
+        }
         arrive();
         stage.token_begin = stage_end;
       } while (stage.token_begin < end);
+      if (own_) break;
       if (++segment_slot_ == p_.stages) segment_slot_ = 0;
     }
     wait_for_room();
@@ -159,11 +154,56 @@ class Producer {
   }
 
  private:
+  // The one segment of a block whose grid says what it does.
+  __device__ __forceinline__ Segment own_stretch(const Line& line) {
+    Line own = line;
+    own.policy = Policy::kLean;
+    own.head_order = HeadOrder::kAlong;
+    own.output_stretches = p_.line.output_stretches;
+    own.cluster_stretches = p_.line.cluster_stretches;
+    own.cu_seqlens_q = nullptr;
+    const int seq = blockIdx.z;
+    const SeqLens lens = seq_lens(own, seq);
+    const int tiles = p_.rules ? seq_tiles(own, lens) : seq_tiles(without_window(own), lens);
+    own_stretches_ = own_stretches(own, tiles);
+    const int whole = own_stretches_ == own.output_stretches    ? p_.of_all.of(tiles)
+                      : own_stretches_ == own.cluster_stretches ? p_.of_cluster.of(tiles)
+                                                                : tiles >= own_stretches_;  // fewer tiles than stretches, or as many
+    return own_segment(seq, lens, blockIdx.y, tiles, own_stretches_, whole, blockIdx.x);
+  }
+
+  __device__ __forceinline__ bool line_clusters() const { return p_.line.cluster_stretches > 1; }
+
+  // Once, before the first arrival at a barrier: the consumers have initialised them.
+  __device__ __forceinline__ void meet_consumers() {
+    if (line_clusters()) ptx::cluster_arrive();
+    ptx::named_barrier(kStartBarrier, C::kThreads);
+  }
+
+  // The stretch where the line is cut across outputs, and the KV head whose line it is.
+  __device__ __forceinline__ long long along_or_beside(const Line& line) {
+    const int index = block_index();
+    const bool beside = line.head_order == HeadOrder::kBeside;
+    head_ = beside ? index % p_.kv_heads : 0;
+    stretch_ = beside ? index / p_.kv_heads : index;
+    return stretch_;
+  }
+
+  // Soft-cap and ALiBi have a say in every stage; a window where the last row does not see all of it; a tree where its tokens are.
+  __device__ __forceinline__ bool has_rules(const Stage& stage, const SeqLens& lens) const {
+    if (p_.softcap_log2 > 0.0f || p_.alibi_slopes != nullptr) return true;
+    if (p_.line.window_left >= 0 && stage.token_begin < lens.kv_len - 1 - p_.line.window_left) return true;
+    return p_.tree_mask != nullptr && stage.token_begin + stage.tokens > lens.kv_len - lens.q_len;
+  }
+
   // The segment's KV head and row block.
   __device__ __forceinline__ void locate(const Line& line, const Segment& segment) {
     kv_head_ = head_;
     row_block_ = segment.output;
-    if (line.head_order == HeadOrder::kAlong) {
+    if (own_) {
+      kv_head_ = segment.output;
+      row_block_ = 0;
+    } else if (line.head_order == HeadOrder::kAlong) {
       const int row_blocks = seq_row_blocks(line, segment.lens);
       kv_head_ = row_blocks == 1 ? segment.output : segment.output / row_blocks;
       row_block_ -= kv_head_ * row_blocks;
@@ -171,11 +211,7 @@ class Producer {
   }
 
   __device__ __forceinline__ KvBase kv_base(int seq) const {
-    KvBase base = head_base_;
-    if (kv_head_ != head_) {
-      base.k += (kv_head_ - head_) * p_.k.head_stride;
-      base.v += (kv_head_ - head_) * p_.v.head_stride;
-    }
+    KvBase base{p_.k.data + kv_head_ * p_.k.head_stride + chunk_ * 8, p_.v.data + kv_head_ * p_.v.head_stride + chunk_ * 8, p_.block_table};
     if (p_.block_table != nullptr) {
       base.pages += seq * p_.block_table_stride;
     } else if (p_.ragged) {
@@ -198,10 +234,19 @@ class Producer {
     info.q_len = segment.lens.q_len;
     info.first_row = row_block_ * C::kRows;
     info.rows = min_of(info.q_len * p_.group - info.first_row, C::kRows);
-    load_q(info);
+    if (!own_) {  // the consumers have brought it then
+      // Q of the segment `stages` segments ago is no longer in use: each segment since has at least one stage, and the stage of that many
+      // stages ago is free.
+      load_q<C>(p_, tid_, q_at_ + segment_slot_ * C::kQBytes, info.seq, info.q_len, info.q_head, info.first_row, info.rows);
+    }
     info.parts = 1;
     info.part = info.first_stretch = 0;
-    if (is_cut(segment)) {
+    info.of_cluster = own_ && line_clusters();
+    if (own_) {
+      info.parts = p_.of_cluster.of(own_stretches_);
+      info.part = p_.of_cluster.of(blockIdx.x);
+      info.first_stretch = block_index() - blockIdx.x;
+    } else if (is_cut(segment)) {
       const long long output_unit = cursor.seq_unit + segment.output * output_units(line, segment.tiles);
       const MergeList list = part_list(line, cut, output_unit, segment.tiles);
       info.parts = static_cast<int>(list.last - list.first) + 1;
@@ -217,6 +262,7 @@ class Producer {
 
   // Every producer thread arrives once its copies have landed, thread 0 once more for the records that it wrote.
   __device__ __forceinline__ void arrive() {
+    if (own_ && slot_ == 0 && round_ == 0) meet_consumers();
     if (general_) [[unlikely]] {  // rows may have come by ordinary stores, which only an ordinary arrival publishes
       ptx::wait_for_copies();
       ptx::mbarrier_arrive(&shared_.full[slot_]);
@@ -238,7 +284,7 @@ class Producer {
 #pragma unroll
       for (int i = 0; i < C::kPasses; ++i) {
         const int token = i * C::kPassTokens + pass_token_;
-        page[i] = token < stage.tokens ? __ldg(base.pages + page_of(stage.token_begin + token)) : 0;
+        page[i] = token < stage.tokens ? base.pages[page_of(stage.token_begin + token)] : 0;
       }
 #pragma unroll
       for (int i = 0; i < C::kPasses; ++i) page[i] = static_cast<int>(ptx::kept(static_cast<std::uint32_t>(page[i])));
@@ -246,37 +292,39 @@ class Producer {
     wait_for_room();
     const std::uint32_t k_at = stages_at_ + slot_ * 2 * C::kStageBytes, v_at = k_at + C::kStageBytes;
     if (general_) [[unlikely]] {
-      load_general(k_at, base.k, p_.k, stage, filled, base.pages);
-      load_general(v_at, base.v, p_.v, stage, filled, base.pages);
+      load_general(k_at, base.k, p_.k, p_.head_dim, stage, filled, base.pages);
+      load_general(v_at, base.v, p_.v, p_.head_dim_v, stage, filled, base.pages);
     } else if (pass_token_ < C::kPassTokens) {
       if (base.pages != nullptr) {
         load_pages(k_at, v_at, base, stage, filled, page);
       } else {
-        load_rows(k_at, base.k, p_.k, stage, filled);
-        load_rows(v_at, base.v, p_.v, stage, filled);
+        load_rows(k_at, base.k, p_.k, p_.head_dim, stage, filled);
+        load_rows(v_at, base.v, p_.v, p_.head_dim_v, stage, filled);
       }
     }
     if (tid_ == 0 && round_ == 0 && slot_ == 0) mark(p_, Mark::kIssued);
   }
 
-  __device__ __forceinline__ int page_of(int token) const {
-    return static_cast<int>(static_cast<std::uint64_t>(static_cast<unsigned>(token)) * p_.page_factor >> p_.page_shift);
-  }
+  __device__ __forceinline__ int page_of(int token) const { return p_.page.of(token); }
 
   // This thread's chunk of the row that it copies in pass i.
   __device__ __forceinline__ std::uint32_t place(int i) const {
     return place_[i % C::kPassPlaces] + i / C::kPassPlaces * C::kPassPlaces * C::kPassTokens * C::kRowBytes;
   }
 
+  // How many tokens of `filled` this thread's chunk is written for: none where it lies beyond the row.
+  __device__ __forceinline__ int filled_of(int dim, int filled) const { return p_.padded && chunk_ * 8 >= dim ? 0 : filled; }
+
   // K or V of a stage in 16-byte copies; tokens lie token_stride apart.
-  __device__ __forceinline__ void load_rows(std::uint32_t to, const std::uint16_t* base, const KvRows& rows, const Stage& stage,
+  __device__ __forceinline__ void load_rows(std::uint32_t to, const std::uint16_t* base, const KvRows& rows, int dim, const Stage& stage,
                                             int filled) const {
     const std::uint16_t* from = base + (stage.token_begin + pass_token_) * rows.token_stride;
     const std::int64_t step = C::kPassTokens * rows.token_stride;
-    if (stage.tokens == C::kTokens) {
+    if (stage.tokens == C::kTokens && !p_.padded) {
 #pragma unroll
       for (int i = 0; i < C::kPasses; ++i, from += step) ptx::cp_async_16(to + place(i), from, policy_);
     } else {
+      filled = filled_of(dim, filled);
 #pragma unroll
       for (int i = 0; i < C::kPasses; ++i, from += step) {
         const int token = i * C::kPassTokens + pass_token_;
@@ -294,6 +342,7 @@ class Producer {
   // K and V where tokens lie in pages.
   __device__ __forceinline__ void load_pages(std::uint32_t k_at, std::uint32_t v_at, const KvBase& base, const Stage& stage, int filled,
                                              const int (&page)[C::kPasses]) const {
+    const int filled_k = filled_of(p_.head_dim, filled), filled_v = filled_of(p_.head_dim_v, filled);
     const auto* k = reinterpret_cast<const unsigned char*>(base.k);
     const auto* v = reinterpret_cast<const unsigned char*>(base.v);
 #pragma unroll
@@ -301,59 +350,39 @@ class Producer {
       const int token = i * C::kPassTokens + pass_token_, of_seq = stage.token_begin + token;
       const int in_page = of_seq - page_of(of_seq) * p_.page_size;
       const int bytes = token < stage.tokens ? 16 : 0;
-      ptx::cp_async_16_if(token < filled, k_at + place(i), k + row_offset(p_.k, page[i], in_page), bytes, policy_);
-      ptx::cp_async_16_if(token < filled, v_at + place(i), v + row_offset(p_.v, page[i], in_page), bytes, policy_);
+      ptx::cp_async_16_if(token < filled_k, k_at + place(i), k + row_offset(p_.k, page[i], in_page), bytes, policy_);
+      ptx::cp_async_16_if(token < filled_v, v_at + place(i), v + row_offset(p_.v, page[i], in_page), bytes, policy_);
     }
   }
 
   // K or V in any layout: narrow accesses, strides of any size.
-  __device__ __forceinline__ void load_general(std::uint32_t to, const std::uint16_t* base, const KvRows& rows, const Stage& stage,
+  __device__ __forceinline__ void load_general(std::uint32_t to, const std::uint16_t* base, const KvRows& rows, int dim, const Stage& stage,
                                                int filled, const int* pages) const {
 #pragma unroll 1
     for (int index = tid_; index < filled * C::kRowChunks; index += kProducerThreads) {
       const int token = index / C::kRowChunks, chunk = index % C::kRowChunks;
+      if (chunk * 8 >= dim) continue;
       const bool read = token < stage.tokens;
       const std::uint16_t* from = base + (chunk - chunk_) * 8;
       if (read) {
         const int of_seq = stage.token_begin + token;
         const int slot = pages != nullptr ? page_of(of_seq) : 0;
         from += (of_seq - slot * p_.page_size) * rows.token_stride;
-        if (pages != nullptr) from += __ldg(pages + slot) * rows.outer_stride;
+        if (pages != nullptr) from += pages[slot] * rows.outer_stride;
       }
       copy_narrow(to + swizzled<C::kRowChunks>(token, chunk) * 16, from, min_of(rows.access_bytes, 8), read);
     }
   }
 
-  // Q of the segment's row block; rows past the last and padding are 0. Q of the segment `stages` segments ago is no longer in use: each
-  // segment since has at least one stage, and the stage of that many stages ago is free.
-  __device__ __forceinline__ void load_q(const SegmentInfo& info) const {
-    const std::uint16_t* const q = p_.q.data + first_row_of(p_.q, p_.line, info.seq) + info.q_head * p_.q.head_stride;
-#pragma unroll 1
-    for (int index = tid_; index < C::kQRows * C::kRowChunks; index += kProducerThreads) {
-      const int padded = index / C::kRowChunks, chunk = index % C::kRowChunks;
-      const int in_group = padded % C::kPaddedRows, row = padded / C::kPaddedRows * C::kGroupRows + in_group;
-      const bool valid = in_group < C::kGroupRows && row < info.rows;
-      const std::uint16_t* from = q;
-      if (valid) {
-        const int packed = info.first_row + row, token = info.q_len == 1 ? 0 : packed / p_.group;
-        from += token * p_.q.token_stride + (packed - token * p_.group) * p_.q.head_stride + chunk * 8;
-      }
-      const std::uint32_t to = q_at_ + segment_slot_ * C::kQBytes + swizzled<C::kRowChunks>(padded, chunk) * 16;
-      if (general_) {
-        copy_narrow(to, from, min_of(p_.q.access_bytes, 8), valid);
-      } else {
-        ptx::cp_async_16_if(true, to, from, valid ? 16 : 0, policy_);
-      }
-    }
-  }
-
   const Params& p_;
   Shared<C>& shared_;
-  const int head_;   // of this block when heads lie side by side
-  int kv_head_ = 0;  // of the segment
+  bool own_ = false;       // the block's stretch is of one output alone
+  int own_stretches_ = 0;  // of that output
+  int head_ = 0;           // of this block when heads lie side by side
+  int kv_head_ = 0;        // of the segment
   int row_block_ = 0;
   const int tid_;
-  const long long stretch_;
+  long long stretch_ = 0;  // where the line is cut across outputs
   int slot_ = 0;
   int round_ = 0;         // times that the ring has been filled
   int segment_slot_ = 0;  // segments counted around the ring
@@ -362,7 +391,6 @@ class Producer {
   const bool general_;            // Params::general
   const int pass_token_, chunk_;  // of this thread in a pass
   std::uint32_t place_[C::kPassPlaces];
-  KvBase head_base_;  // of seq 0 and head_
 };
 
 }  // namespace leanattn::cuda

@@ -134,6 +134,76 @@ __device__ __forceinline__ std::uint64_t nanoseconds() {
   return time;
 }
 
+// --- Clusters of blocks, compute capability 9.0: only called where a launch has them ---
+
+// This block's place in its cluster.
+__device__ __forceinline__ int cluster_rank() {
+  int rank = 0;
+#if __CUDA_ARCH__ >= 900
+  asm volatile("mov.u32 %0, %cluster_ctarank;" : "=r"(rank));
+#endif
+  return rank;
+}
+// Barriers initialised before this are so for the whole cluster once it has met.
+__device__ __forceinline__ void fence_mbarrier_init() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+#endif
+}
+// The cluster meets: every thread of it arrives once; whoever waits has seen all who have not exited arrive. What was written before is not
+// published by it, but for the barriers behind the fence above.
+__device__ __forceinline__ void cluster_arrive() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void cluster_wait() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
+#endif
+}
+// The same shared-memory address in another block of the cluster.
+__device__ __forceinline__ std::uint32_t in_block(std::uint32_t address, int rank) {
+  std::uint32_t there = address;
+#if __CUDA_ARCH__ >= 900
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
+#endif
+  return there;
+}
+// Stores into another block's shared memory; its barrier there counts the bytes as they land.
+__device__ __forceinline__ void push_16(std::uint32_t to, float4 value, std::uint32_t barrier) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(to), "f"(value.x),
+               "f"(value.y), "f"(value.z), "f"(value.w), "r"(barrier)
+               : "memory");
+#endif
+}
+__device__ __forceinline__ void push_8(std::uint32_t to, float2 value, std::uint32_t barrier) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];" ::"r"(to), "f"(value.x), "f"(value.y),
+               "r"(barrier)
+               : "memory");
+#endif
+}
+// One arrival, and so many bytes to come before the phase ends.
+__device__ __forceinline__ void mbarrier_expect(std::uint64_t* barrier, int bytes) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes) : "memory");
+#endif
+}
+// For bytes from other blocks of the cluster.
+__device__ __forceinline__ void mbarrier_wait_cluster(std::uint64_t* barrier, int parity) {
+#if __CUDA_ARCH__ >= 900
+  std::uint32_t done = 0;
+  while (done == 0) {
+    asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+                 : "=r"(done)
+                 : "r"(shared_address(barrier)), "r"(parity)
+                 : "memory");
+  }
+#endif
+}
+
 // --- Programmatic dependent launch: nothing happens without it ---
 
 __device__ __forceinline__ void wait_for_previous_kernel() {

@@ -7,6 +7,7 @@
 #pragma once
 
 #include "cuda/config.cuh"
+#include "cuda/rules.cuh"
 #include "partial.h"
 
 namespace leanattn::cuda {
@@ -62,15 +63,10 @@ struct RowState {
   std::uint32_t q[C::kQInRegisters ? C::kHeadDim / 16 : 1][4];
 };
 
-// Row of the group that lane row i (row tile · kHalves + half) stands for.
-template <class C>
-__device__ __forceinline__ int group_row(int i, int lane) {
-  return i / C::kHalves * 16 + i % C::kHalves * 8 + lane / 4;
-}
-
 template <class C>
 __device__ __forceinline__ void start_segment(RowState<C>& state, const SegmentInfo& info, const Params& p, const Places<C>& places,
-                                              std::uint32_t q_at, int group, int lane) {
+                                              std::uint32_t q_at, Shared<C>& shared, int group, int warp, int lane) {
+  if (p.rules) start_rules<C>(info, p, shared, group, warp, lane);
 #pragma unroll
   for (int i = 0; i < C::kLaneRows; ++i) {
     const int packed = info.first_row + group * C::kGroupRows + group_row<C>(i, lane);
@@ -129,14 +125,15 @@ __device__ __forceinline__ void scores(float (&sums)[C::kRowTiles][2][4], const 
   }
 }
 
-// Online softmax of the warp's tokens, 16 of every 64: m and ℓ in state, P in shared memory. All warps of a group take the same m, the
-// largest logit so far; `shrink` is what Õ of before counts on it.
+// Online softmax of the warp's tokens, 16 of every 64: m and ℓ in state, P in shared memory. sums: logits in log2 units where rules have
+// been applied, else products. All warps of a group take the same m, the largest logit so far; `shrink` is what Õ of before counts on it.
 template <class C>
 __device__ __forceinline__ void weights(float (&sums)[C::kParts][C::kRowTiles][2][4], float (&shrink)[C::kLaneRows], RowState<C>& state,
                                         const Places<C>& places, const Stage& stage, const Params& p, Shared<C>& shared, int group,
                                         int warp, int lane) {
   using E = Element<typename C::T>;
   unsigned char* const p_at = reinterpret_cast<unsigned char*>(shared.weights[group]);
+  const float to_log2 = stage.flags & Stage::kRuled ? 1.0f : p.scale_log2;
 #pragma unroll
   for (int i = 0; i < C::kLaneRows; ++i) {
     const int tile = i / C::kHalves, half = i % C::kHalves;
@@ -148,10 +145,10 @@ __device__ __forceinline__ void weights(float (&sums)[C::kParts][C::kRowTiles][2
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
           float& logit = sums[part][tile][n][2 * half + j];
-          logit *= p.scale_log2;
+          logit *= to_log2;
           if (stage.flags & Stage::kMasked) {
-            const int token = stage.token_begin + part * 64 + warp * 16 + n * 8 + 2 * (lane % 4) + j;
-            if (token >= min_of(state.limit[i], stage.token_begin + stage.tokens)) logit = kMinusInfinity;
+            const int token = part * 64 + warp * 16 + n * 8 + 2 * (lane % 4) + j;  // of the stage: of the seq it might exceed an int
+            if (token >= min_of(state.limit[i] - stage.token_begin, stage.tokens)) logit = kMinusInfinity;
           }
           most = fmaxf(most, logit);
         }
@@ -226,10 +223,11 @@ __device__ __forceinline__ void values(RowState<C>& state, const float (&shrink)
   }
 }
 
-// (m, ℓ) of the segment's rows, the same in every warp of the group.
+// (m, ℓ) of the segment's rows, the same in every warp of the group. Õ of a row without a key becomes 0: it is not where another row of
+// the seq sees a V that is not finite.
 template <class C>
-__device__ __forceinline__ void finish_rows(RowPartial (&rows)[C::kLaneRows], const RowState<C>& state, Shared<C>& shared, int group,
-                                            int warp, int lane) {
+__device__ __forceinline__ void finish_rows(RowPartial (&rows)[C::kLaneRows], RowState<C>& state, Shared<C>& shared, int group, int warp,
+                                            int lane) {
 #pragma unroll
   for (int i = 0; i < C::kLaneRows; ++i) {
     float sum = state.sum[i];
@@ -238,11 +236,23 @@ __device__ __forceinline__ void finish_rows(RowPartial (&rows)[C::kLaneRows], co
     if (lane % 4 == 0) shared.warp_sum[group][warp][group_row<C>(i, lane)] = sum;
   }
   ptx::named_barrier(1 + group, kGroupThreads);
+  bool empty = false;
 #pragma unroll
   for (int i = 0; i < C::kLaneRows; ++i) {
     rows[i] = {state.max[i], 0.0f};
 #pragma unroll
     for (int from = 0; from < kGroupWarps; ++from) rows[i].sum += shared.warp_sum[group][from][group_row<C>(i, lane)];
+    empty |= rows[i].sum == 0.0f;
+  }
+  if (__any_sync(~0u, empty)) [[unlikely]] {
+#pragma unroll
+    for (int i = 0; i < C::kLaneRows; ++i) {
+      const int tile = i / C::kHalves, half = i % C::kHalves;
+#pragma unroll
+      for (int n = 0; n < C::kDimSteps; ++n) {
+        if (rows[i].sum == 0.0f) state.values[tile][n][2 * half] = state.values[tile][n][2 * half + 1] = 0.0f;
+      }
+    }
   }
 }
 

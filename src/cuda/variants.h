@@ -5,21 +5,24 @@
 
 namespace leanattn::cuda {
 
-// head_dim, equal for K and V.
+// Columns of K and V in shared memory. A problem takes the first that holds its head_dim and head_dim_v; what it lacks is padding there.
 constexpr int kHeadDims[] = {64, 96, 128, 256};
 
 // Packed rows (query tokens × group) of one output. A problem takes the smallest block that holds the rows of its longest seq, or several
 // of the largest.
 constexpr int kRowBlocks[] = {8, 16, 32, 64};
 
-// Kernel paths, fastest first, for compute capability 8.0 and later.
-constexpr const char* kPaths[] = {"portable"};
+// Kernel paths, fastest first. sm_90: clusters of blocks where they pay, compute capability 9.0 and later. portable: without, 8.0 and later.
+constexpr const char* kPortable = "portable";
+constexpr const char* kPaths[] = {"sm_90", kPortable};
 
-constexpr bool is_head_dim(int head_dim) {
-  for (const int known : kHeadDims) {
-    if (known == head_dim) return true;
+// The variant of a problem; both are at most 256 (problem.cpp).
+constexpr int padded_head_dim(int head_dim, int head_dim_v) {
+  const int larger = head_dim > head_dim_v ? head_dim : head_dim_v;
+  for (const int columns : kHeadDims) {
+    if (larger <= columns) return columns;
   }
-  return false;
+  return 0;
 }
 
 // Registers hold Õ of no more than 32 rows of head_dim 256.

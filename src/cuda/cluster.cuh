@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: Apache-2.0
+// The end of an output that clusters of blocks work on (compute capability 9.0). Each block of a cluster has a part of the context. It
+// pushes its partial, cut into as many slices as there are blocks, into the shared memory of the blocks that own the slices; an owner
+// merges its slice of all parts in tile order. Where an output has several clusters, the slices of one owner's place in each cluster meet
+// as in fixup.cuh: the last to arrive merges them, in tile order. A block waits for blocks of its own cluster only, and those run at the
+// same time.
+//
+// A slice is a run of the partial's float4, in the order consumer warp, lane row, vector, lane.
+#pragma once
+
+#include "cuda/fixup.cuh"
+
+namespace leanattn::cuda {
+
+// What a block of a cluster receives, behind Shared.
+template <class C>
+struct Exchange {
+  float4* parts;  // [blocks, vectors of the slice]
+  float2* rows;   // [blocks, C::kRows]: (m, ℓ)
+
+  __device__ __forceinline__ Exchange(Shared<C>& shared, int blocks, int slice)
+      : parts(reinterpret_cast<float4*>(&shared + 1)), rows(reinterpret_cast<float2*>(parts + blocks * slice)) {}
+};
+
+// Vectors of the slice that this block owns: the last ones of a cluster may have fewer, or none.
+template <class C>
+__device__ __forceinline__ int own_vectors(const Params& p, int rank) {
+  return max_of(min_of(p.cluster_slice, C::kVectors - rank * p.cluster_slice), 0);
+}
+
+template <class C>
+__device__ __forceinline__ void expect_parts(const Params& p, Shared<C>& shared) {
+  ptx::mbarrier_init(&shared.received, 1);
+  const int vectors = own_vectors<C>(p, ptx::cluster_rank());
+  ptx::mbarrier_expect(&shared.received, vectors > 0 ? p.line.cluster_stretches * (vectors * 16 + C::kRows * 8) : 0);
+  ptx::fence_mbarrier_init();
+}
+
+// Where a vector of a partial belongs.
+template <class C>
+struct VectorPlace {
+  int consumer_warp, lane_row, vector, lane;
+
+  __device__ __forceinline__ explicit VectorPlace(int index)
+      : consumer_warp(index / (C::kLaneRows * C::kRowVectors * kWarp)),
+        lane_row(index / (C::kRowVectors * kWarp) % C::kLaneRows),
+        vector(index / kWarp % C::kRowVectors),
+        lane(index % kWarp) {}
+
+  // Of the row block.
+  __device__ __forceinline__ int row() const { return consumer_warp / kGroupWarps * C::kGroupRows + group_row<C>(lane_row, lane); }
+};
+
+template <class C>
+__device__ __forceinline__ void push_partial(const RowState<C>& state, const RowPartial (&rows)[C::kLaneRows], const Exchange<C>& there,
+                                             const Params& p, Shared<C>& shared, int group, int warp, int lane) {
+  const int rank = ptx::cluster_rank(), blocks = p.line.cluster_stretches, slice = p.cluster_slice;
+  const std::uint32_t barrier = ptx::shared_address(&shared.received);
+  const std::uint32_t parts_at = ptx::shared_address(there.parts + rank * slice),
+                      rows_at = ptx::shared_address(there.rows + rank * C::kRows);
+#pragma unroll
+  for (int i = 0; i < C::kLaneRows; ++i) {
+    const int tile = i / C::kHalves, half = i % C::kHalves;
+#pragma unroll
+    for (int j = 0; j < C::kRowVectors; ++j) {
+      const int index = (((group * kGroupWarps + warp) * C::kLaneRows + i) * C::kRowVectors + j) * kWarp + lane;
+      const int owner = p.of_slice.of(index);
+      float v[4];
+#pragma unroll
+      for (int r = 0; r < 4; ++r)
+        v[r] = 4 * j + r < C::kRowValues ? state.values[tile][(4 * j + r) / 2 % C::kDimSteps][2 * half + r % 2] : 0.0f;
+      ptx::push_16(ptx::in_block(parts_at + (index - owner * slice) * 16, owner), make_float4(v[0], v[1], v[2], v[3]),
+                   ptx::in_block(barrier, owner));
+    }
+    const int reader = warp * 4 + lane % 4;  // the four lanes of a row, in four warps, tell up to 16 blocks
+    if (reader < blocks && reader * slice < C::kVectors) {
+      const std::uint32_t to = rows_at + (group * C::kGroupRows + group_row<C>(i, lane)) * 8;
+      ptx::push_8(ptx::in_block(to, reader), make_float2(rows[i].max, rows[i].sum), ptx::in_block(barrier, reader));
+    }
+  }
+}
+
+// Merges `count` parts of one vector in tile order: values[k·values_step] on rows[k·rows_step]. kInWorkspace: of other blocks' making.
+template <bool kInWorkspace>
+__device__ __forceinline__ RowPartial merge_vector(float (&total)[4], int count, const float4* values, int values_step, const float2* rows,
+                                                   int rows_step) {
+  constexpr int kAtOnce = kInWorkspace ? 8 : 4;  // the workspace answers late
+  RowPartial row;
+#pragma unroll
+  for (int r = 0; r < 4; ++r) total[r] = 0.0f;
+#pragma unroll 1
+  for (;;) {
+    float2 row_parts[kAtOnce];
+    float4 value_parts[kAtOnce][1];
+#pragma unroll
+    for (int k = 0; k < kAtOnce; ++k) {
+      row_parts[k] = make_float2(kMinusInfinity, 0.0f);
+      value_parts[k][0] = {};
+      if (k < count) {
+        row_parts[k] = kInWorkspace ? __ldcg(rows) : *rows;
+        value_parts[k][0] = kInWorkspace ? __ldcg(values) : *values;
+      }
+      rows += rows_step;
+      values += values_step;
+    }
+    merge_batch<kAtOnce, 1>(row, total, row_parts, value_parts);
+    if ((count -= kAtOnce) <= 0) return row;
+  }
+}
+
+// A merged vector of an output to O, and its row's LSE.
+template <class C>
+__device__ __forceinline__ void store_vector(const RowPartial& row, const float (&values)[4], const VectorPlace<C>& place,
+                                             const OutputRow& to, const SegmentInfo& info, const Params& p) {
+  if (place.row() >= info.rows) return;
+  const FinishedRow finished = finish_row(row, info, info.first_row + place.row(), p);
+  std::uint16_t* const o = to.o + place.vector * 16;
+  const int dim = place.consumer_warp % kGroupWarps * C::kWarpDims + place.vector * 16;
+  if (dim < p.head_dim_v) store_pair<C>(o, values[0] * finished.factor, values[1] * finished.factor, p.o.access_bytes);
+  if ((C::kDimSteps % 2 == 0 || 2 * place.vector + 1 < C::kDimSteps) && dim + 8 < p.head_dim_v) {
+    store_pair<C>(o + 8, values[2] * finished.factor, values[3] * finished.factor, p.o.access_bytes);
+  }
+  if (to.lse != nullptr && place.vector == 0) *to.lse = finished.lse;
+}
+
+// The end of the block's segment, whose rows have (m, ℓ) `rows`.
+template <class C>
+__device__ __forceinline__ void finish_in_cluster(const RowState<C>& state, const RowPartial (&rows)[C::kLaneRows], const SegmentInfo& info,
+                                                  const Params& p, Shared<C>& shared, int group, int warp, int lane) {
+  const int blocks = p.line.cluster_stretches, slice = p.cluster_slice, rank = ptx::cluster_rank();
+  const Exchange<C> exchange(shared, blocks, slice);
+  push_partial<C>(state, rows, exchange, p, shared, group, warp, lane);
+  const int consumer_warp = group * kGroupWarps + warp, thread = consumer_warp * kWarp + lane;
+  const bool marks = thread == 0;
+  if (marks) mark(p, Mark::kPublished);
+  const int vectors = own_vectors<C>(p, rank);
+  if (consumer_warp * kWarp >= vectors) return;
+
+  const long long first_slot = info.first_stretch + rank, slot = first_slot + info.part * blocks;
+#pragma unroll 1
+  for (int at = thread; at < vectors; at += C::kConsumers) {
+    const VectorPlace<C> place(rank * slice + at);
+    const OutputRow to = OutputRow::of<C>(p, info, place.row(), place.consumer_warp % kGroupWarps, place.lane);
+    ptx::mbarrier_wait_cluster(&shared.received, 0);
+    if (marks) mark(p, Mark::kCounted);
+    float values[4];
+    const RowPartial row = merge_vector<false>(values, blocks, exchange.parts + at, slice, exchange.rows + place.row(), C::kRows);
+    if (info.parts == 1) {
+      store_vector<C>(row, values, place, to, info, p);
+    } else {
+      __stcg(p.partial_values + slot * C::kVectors + rank * slice + at, make_float4(values[0], values[1], values[2], values[3]));
+      float2* const own_row = slot_place<C>(p, slot, place.consumer_warp).rows + group_row<C>(place.lane_row, place.lane);
+      if (lane % 4 == 0) __stcg(own_row, make_float2(row.max, row.sum));
+    }
+  }
+  if (info.parts > 1) {
+    if (!is_last_arriver(p.counters + first_slot * kMaxConsumerWarps + consumer_warp, info.parts, lane)) return;
+    __syncwarp();
+#pragma unroll 1
+    for (int at = thread; at < vectors; at += C::kConsumers) {
+      const VectorPlace<C> place(rank * slice + at);
+      const OutputRow to = OutputRow::of<C>(p, info, place.row(), place.consumer_warp % kGroupWarps, place.lane);
+      const float4* const values_at = p.partial_values + first_slot * C::kVectors + rank * slice + at;
+      const float2* const rows_at = slot_place<C>(p, first_slot, place.consumer_warp).rows + group_row<C>(place.lane_row, place.lane);
+      float values[4];
+      const RowPartial row =
+          merge_vector<true>(values, info.parts, values_at, blocks * C::kVectors, rows_at, blocks * C::kConsumerWarps * C::kGroupRows);
+      store_vector<C>(row, values, place, to, info, p);
+    }
+  }
+  if (marks) mark(p, Mark::kMerged);
+}
+
+}  // namespace leanattn::cuda

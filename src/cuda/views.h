@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+// Where the rows of a problem lie, as the kernel's parameters say it, and how wide they may be read. For the host.
+#pragma once
+
+#include <vector_types.h>  // of CUDA: params.h holds some
+
+#include <algorithm>
+#include <cstdint>
+#include <initializer_list>
+#include <limits>
+
+#include "cuda/params.h"
+#include "problem_view.h"
+
+namespace leanattn::cuda {
+
+// The stride of an axis with `count` indices: where there is one at most, nothing is ever a stride away, whatever was given.
+inline std::int64_t used_stride(std::int64_t count, std::int64_t stride) { return count > 1 ? stride : 0; }
+
+// The widest access that the pointer and all the strides (elements of 2 bytes) are multiples of, at most 16.
+inline int access_bytes(const void* data, std::initializer_list<std::int64_t> strides) {
+  std::uint64_t all = reinterpret_cast<std::uintptr_t>(data) | 16;
+  for (const std::int64_t stride : strides) all |= static_cast<std::uint64_t>(stride) * 2;
+  return static_cast<int>(all & (~all + 1));
+}
+
+template <class View>
+RowView row_view(const Problem& problem, const View& view) {
+  const bool packed = problem.cu_seqlens_q != nullptr;
+  RowView rows;
+  rows.data = static_cast<std::uint16_t*>(const_cast<void*>(static_cast<const void*>(view.data)));
+  rows.seq_stride = packed ? 0 : used_stride(problem.batch, view.seq_stride);
+  rows.token_stride = used_stride(packed ? std::int64_t{problem.batch} * problem.q_len : problem.q_len, view.token_stride);
+  rows.head_stride = used_stride(problem.q_heads, view.head_stride);
+  rows.access_bytes = access_bytes(view.data, {rows.seq_stride, rows.token_stride, rows.head_stride});
+  return rows;
+}
+
+inline KvRows kv_rows(const Problem& problem, const KvView& view) {
+  std::int64_t blocks = problem.batch, tokens = problem.kv_capacity;
+  if (problem.kv_layout == KvLayout::kRagged) blocks = 1, tokens = std::numeric_limits<std::int32_t>::max();
+  if (problem.kv_layout == KvLayout::kPaged) blocks = problem.num_pages, tokens = problem.page_size;
+  KvRows rows;
+  rows.data = static_cast<const std::uint16_t*>(view.data);
+  rows.outer_stride = used_stride(blocks, view.outer_stride);
+  rows.token_stride = used_stride(tokens, view.token_stride);
+  rows.head_stride = used_stride(problem.kv_heads, view.head_stride);
+  rows.access_bytes = access_bytes(view.data, {rows.outer_stride, rows.token_stride, rows.head_stride});
+  return rows;
+}
+
+// Params::q, o, k, v and general.
+inline void set_views(Params& p, const Problem& problem) {
+  p.q = row_view(problem, problem.q);
+  p.o = row_view(problem, problem.o);
+  p.k = kv_rows(problem, problem.k);
+  p.v = kv_rows(problem, problem.v);
+  const bool paged = problem.kv_layout == KvLayout::kPaged;
+  const auto is_long = [&](const KvRows& rows) { return rows.token_stride >= 1 << 30 || (paged && rows.outer_stride >= 1 << 30); };
+  p.general = std::min({p.q.access_bytes, p.k.access_bytes, p.v.access_bytes}) < 16 || is_long(p.k) || is_long(p.v);
+}
+
+}  // namespace leanattn::cuda
