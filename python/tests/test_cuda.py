@@ -47,6 +47,23 @@ def test_policies_hnd_and_full_length(rng, policy):
     assert_close(from_torch(o), None, problem.right(), "bfloat16")
 
 
+@pytest.mark.parametrize("layout", ["batched", "paged"])
+@pytest.mark.parametrize("rule", ["window_left", "softcap", "alibi_slopes", "sinks", "tree_mask", "all"])
+def test_masks_and_logit_rules(rng, layout, rule):
+    rules = {
+        "window_left": 60,
+        "softcap": 4.0,
+        "alibi_slopes": rng.random(6, np.float32),
+        "sinks": rng.standard_normal(6).astype(np.float32),
+        "tree_mask": rng.integers(0, 8, (9, 1), np.int64) | np.tile(np.array([[1], [2], [4]]), (3, 1)),
+    }
+    chosen = rules if rule == "all" else {rule: rules[rule]}
+    problem = make_problem(rng, layout=layout, dtype="bfloat16", q_len=3, kv_lens=(700, 40, 130), scale=0.2, **chosen)
+    o, lse = problem.run(to_cuda, return_lse=True)
+    assert_close(from_torch(o), None, problem.right(), "bfloat16")
+    np.testing.assert_allclose(from_torch(lse), problem.right().lse, rtol=1e-4, atol=1e-4)
+
+
 def test_packed_queries_without_a_bound(rng):
     problem = make_problem(rng, dtype="float16", q_lens=[1, 0, 4])
     assert_close(from_torch(problem.run(to_cuda)), None, problem.right(), "float16", problem.q_lens)
