@@ -14,6 +14,8 @@ from . import _core
 # Any array with DLPack: numpy.ndarray, torch.Tensor, jax.Array, cupy.ndarray.
 Array = Any
 
+_FRAMEWORKS = {"numpy": "numpy", "torch": "torch", "jax": "jax", "jaxlib": "jax", "cupy": "cupy"}
+
 # torch, once leanattn.ops is imported: before that nothing of this package is traced.
 torch: Any = None
 
@@ -24,11 +26,14 @@ def tracing() -> bool:
 
 
 def framework(array: Array) -> str:
-    """ "numpy", "torch", "jax", "cupy", or the name of what else the type comes from."""
+    """One of numpy, torch, jax and cupy; for other types their module."""
     if tracing():
         return "torch"
-    name = type(array).__module__.partition(".")[0]
-    return "jax" if name == "jaxlib" else name
+    for base in type(array).__mro__:  # the first, but for a caller's own subclass
+        name = base.__module__.partition(".")[0]
+        if name in _FRAMEWORKS:
+            return _FRAMEWORKS[name]
+    return type(array).__module__
 
 
 def module(array: Array) -> Any:
@@ -36,10 +41,9 @@ def module(array: Array) -> Any:
     if tracing():
         return torch
     name = framework(array)
-    name = "jax.numpy" if name == "jax" else name
-    if name not in sys.modules:
-        raise ValueError(f"an array of {name}: known are those of numpy, torch, jax and cupy")
-    return sys.modules[name]
+    if name not in _FRAMEWORKS:
+        raise ValueError(f"a {type(array).__name__} of {name}: known are arrays of numpy, torch, jax and cupy")
+    return sys.modules["jax.numpy" if name == "jax" else name]
 
 
 def is_cuda(array: Array) -> bool:

@@ -122,6 +122,9 @@ class BatchDecodeWithPagedKVCacheWrapper:
         q: Array,
         paged_kv_cache: Array | tuple[Array, Array],
         *,
+        q_scale: float | None = None,
+        k_scale: float | None = None,
+        v_scale: float | None = None,
         out: Array | None = None,
         lse: Array | None = None,
         return_lse: bool = False,
@@ -129,7 +132,9 @@ class BatchDecodeWithPagedKVCacheWrapper:
         sinks: Array | None = None,
     ) -> Any:
         """q [batch, q_heads, d]; paged_kv_cache: (k_cache, v_cache), or one array with both, [pages, 2, …]. Returns out, or (out, lse) with
-        return_lse; lse [batch, q_heads] in base 2, as FlashInfer's."""
+        return_lse; lse [batch, q_heads] in base 2, as FlashInfer's. The scales of a quantised cache are None or 1."""
+        if any(scale not in (None, 1.0) for scale in (q_scale, k_scale, v_scale)):
+            raise ValueError(f"q_scale {q_scale}, k_scale {k_scale}, v_scale {v_scale}: supported are None and 1")
         if self._table is None:
             raise ValueError("run before plan")
         k_cache, v_cache = paged_kv_cache if isinstance(paged_kv_cache, (tuple, list)) else (paged_kv_cache[:, 0], paged_kv_cache[:, 1])

@@ -172,6 +172,8 @@ def test_flashinfer_wrapper_refuses(rng):
     with pytest.raises(ValueError, match="pos_encoding_mode ROPE_LLAMA: supported is NONE"):
         wrapper.plan(*pages, 4, 2, 64, 16, "ROPE_LLAMA")
     wrapper.plan(*pages, 4, 4, 64, 16)
+    with pytest.raises(ValueError, match=r"q_scale None, k_scale 0\.5, v_scale None: supported are None and 1"):
+        wrapper.run(q, (cache, cache), k_scale=0.5)
     with pytest.raises(ValueError, match=r"\(4, 2, 64, 16\): plan was told \(4, 4, 64, 16\)"):
         wrapper.run(q, (cache, cache))
     with pytest.raises(ValueError, match="paged_kv_indptr_buffer and paged_kv_indices_buffer are needed"):
