@@ -4,7 +4,8 @@
 usage: python bench/python_overhead.py [--device cpu|cuda] [--output FILE.jsonl]
 
 "empty" is a batch of no sequences: binding, checks and nothing else. "smallest" is one sequence of 16 tokens with one head, on one
-worker; on CUDA the time until the kernel is queued. Median of rounds, and the fastest.
+worker; on CUDA until the kernel is queued. CPU time of the calling thread, so that other programs count as little as they can: median of
+rounds, and the fastest.
 """
 
 import argparse
@@ -25,17 +26,17 @@ OPS = torch.ops.leanattn
 
 
 def time_us(call, device, calls=300, rounds=60):
-    """Median and fastest round, in microseconds a call. On CUDA the queue is emptied between rounds."""
+    """Median and fastest round, in microseconds a call, of the thread's CPU time. On CUDA the queue is emptied between rounds."""
     for _ in range(100):
         call()
     times = []
     for _ in range(rounds):
         if device == "cuda":
             torch.cuda.synchronize()
-        begin = time.perf_counter()
+        begin = time.thread_time()
         for _ in range(calls):
             call()
-        times.append((time.perf_counter() - begin) / calls * 1e6)
+        times.append((time.thread_time() - begin) / calls * 1e6)
     return statistics.median(times), min(times)
 
 
