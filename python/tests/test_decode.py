@@ -72,17 +72,56 @@ def test_layouts_and_dtypes(rng, dtype, layout, kv_layout):
     assert (o[1] == 0).all() and np.isneginf(lse[1]).all(), "the empty sequence"
 
 
-def test_the_reference_is_numpy_attention(rng):
-    """The reference itself, against the formula in a few lines."""
-    problem = make_problem(rng, kv_lens=(40, 40), q_heads=4, kv_heads=2, head_dim=32)
+def formula(q, k, v, kv_len, token, q_len, head, rules):
+    """One row as the formulas stand: (o, lse). q [d], k and v [tokens, d] of its KV head; token of the q_len last ones."""
+    position, t = kv_len - q_len + token, np.arange(kv_len)
+    logits = rules.get("scale", 1 / np.sqrt(len(q))) * (k[:kv_len].astype(float) @ q.astype(float))
+    if "softcap" in rules:
+        logits = rules["softcap"] * np.tanh(logits / rules["softcap"])
+    if "alibi_slopes" in rules:
+        logits -= rules["alibi_slopes"][head] * np.abs(position - t)
+    seen = t >= position - rules["window_left"] if "window_left" in rules else t >= 0
+    if rules.get("causal", True):
+        seen &= t <= position
+    if "tree_mask" in rules:
+        new = t - (kv_len - q_len)
+        seen &= (new < 0) | (int(rules["tree_mask"][token, 0]) >> np.maximum(new, 0) & 1).astype(bool)
+    weights = np.where(seen, np.exp(logits), 0)
+    total = weights.sum() + (np.exp(rules["sinks"][head].astype(float)) if "sinks" in rules else 0)
+    return weights @ v[:kv_len].astype(float) / total, np.log(total)
+
+
+RULES = {
+    "none": {},
+    "scale": {"scale": 0.3},
+    "softcap": {"softcap": 2.0},
+    "not causal": {"causal": False},
+    "window": {"window_left": 9},
+    "alibi": {"alibi_slopes": np.array([0.1, 0.5, 0.02, 0.3], np.float32)},
+    "sinks": {"sinks": np.array([0.5, -1.0, 2.0, 0.0], np.float32)},
+    "tree": {"tree_mask": np.array([[0b001], [0b011], [0b101]], np.uint64)},
+}
+
+
+@pytest.mark.parametrize("layout", ["batched", "ragged", "paged"])
+@pytest.mark.parametrize("name", RULES)
+def test_each_rule_against_its_formula(rng, layout, name):
+    """decode and the reference, which take their arguments through the same code, against NumPy, which does not."""
+    rules = RULES[name]
+    problem = make_problem(rng, layout=layout, kv_lens=(40,), q_heads=4, kv_heads=2, head_dim=32, q_len=3, **rules)
+    o, lse = problem.run(return_lse=True)
     right = problem.right()
-    for seq in range(2):
+    k, v = problem.k, problem.v
+    if layout == "paged":
+        k, v = (array[problem.rules["block_table"][0, :3]].reshape(48, 2, 32) for array in (k, v))
+    elif layout == "batched":
+        k, v = k[0], v[0]
+    for token in range(3):
         for head in range(4):
-            keys, values = problem.k[seq, :40, head // 2].astype(float), problem.v[seq, :40, head // 2].astype(float)
-            logits = keys @ problem.q[seq, head].astype(float) / np.sqrt(32)
-            weights = np.exp(logits - logits.max())
-            np.testing.assert_allclose(right.o[seq, head], weights @ values / weights.sum(), rtol=1e-12, atol=1e-14)
-            np.testing.assert_allclose(right.lse[seq, head], np.log(np.exp(logits).sum()), rtol=1e-12)
+            row, log = formula(problem.q[0, token, head], k[:, head // 2], v[:, head // 2], 40, token, 3, head, rules)
+            np.testing.assert_allclose(right.o[0, token, head], row, rtol=1e-6, atol=1e-7)
+            np.testing.assert_allclose(o[0, token, head], row, rtol=1e-4, atol=1e-5)
+            np.testing.assert_allclose([right.lse[0, token, head], lse[0, token, head]], log, rtol=1e-5)
 
 
 def test_a_wrong_value_is_seen(rng):
