@@ -5,6 +5,8 @@
 # The folder gets STAGE.log and JSON lines. Stages, in this order by default:
 #
 #   check      golden cases in float16 and bfloat16, every policy; the GPU tests that were carried along
+#   python     the Python package on the GPU: its tests, and what a call costs (python-overhead.jsonl); needs NumPy, PyTorch, pytest,
+#              hypothesis and ml_dtypes here
 #   sanitize   compute-sanitizer's memcheck, racecheck and synccheck over small shapes
 #   table      the cases of bench/table.txt, and the peers of .ruler/peers.py where that folder is: h200-table.jsonl
 #   variants   the same cases with programmatic launch: h200-variants.jsonl
@@ -16,12 +18,12 @@
 # Every stage runs even when one before it failed; the exit code says whether all went well. STAGE_SECONDS (480) ends a stage.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-[[ $# -ge 1 ]] || { sed -n '3,16p' "${BASH_SOURCE[0]}" | cut -c 3-; exit 2; }
+[[ $# -ge 1 ]] || { sed -n '3,18p' "${BASH_SOURCE[0]}" | cut -c 3-; exit 2; }
 
 mkdir -p "$1" && out=$(cd "$1" && pwd)
 shift
 stages=("$@")
-((${#stages[@]})) || stages=(check sanitize table variants more limits timeline)
+((${#stages[@]})) || stages=(check python sanitize table variants more limits timeline)
 
 for bin in build/carry build/cuda/tools; do
   [[ -x $bin/leanattn ]] && break
@@ -59,6 +61,20 @@ stage_check() {
   for test in build/carry/*_test build/carry/*_tests; do
     [[ -x $test ]] || continue
     logged "$(basename "$test")" "$test" --gtest_brief=1 || rc=1
+  done
+  return "$rc"
+}
+
+stage_python() {
+  local rc=0 device
+  [[ -d build/carry/python ]] || { echo "-- no build/carry/python: ./dev carry says why"; return 1; }
+  export PYTHONPATH=$PWD/build/carry/python XLA_PYTHON_CLIENT_PREALLOCATE=false
+  logged info-python python3 -m leanattn || return
+  logged pytest-cuda python3 -m pytest python/tests/test_cuda.py || rc=1
+  logged pytest python3 -m pytest python/tests --ignore=python/tests/test_cuda.py || rc=1
+  rm -f "$out/python-overhead.jsonl"
+  for device in cuda cpu; do
+    logged "overhead-$device" python3 bench/python_overhead.py --device "$device" --output "$out/python-overhead.jsonl" || rc=1
   done
   return "$rc"
 }
@@ -134,10 +150,10 @@ stage_timeline() {
 summary=() failed=0
 for stage in "${stages[@]}"; do
   declare -F "stage_$stage" >/dev/null && continue
-  echo "gpu.sh: stage '$stage': expected check, sanitize, table, variants, more, limits or timeline" >&2
+  echo "gpu.sh: stage '$stage': expected check, python, sanitize, table, variants, more, limits or timeline" >&2
   exit 2
 done
-export -f logged paths peers timed stage_check stage_sanitize stage_table stage_variants stage_more stage_limits stage_timeline
+export -f logged paths peers timed stage_check stage_python stage_sanitize stage_table stage_variants stage_more stage_limits stage_timeline
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 export out leanattn small scratch stage

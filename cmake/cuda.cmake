@@ -28,7 +28,7 @@ target_compile_options(leanattn_cuda_flags INTERFACE
   "$<$<COMPILE_LANGUAGE:CUDA>:-Xptxas=--warn-on-spills,--warning-as-error;-Werror=all-warnings>"
   "$<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-Wall,-Wextra;--expt-relaxed-constexpr>")
 
-add_library(leanattn_cuda_objects OBJECT src/cuda/backend.cu src/cuda/inst_bf16.cu src/cuda/inst_f16.cu)
+add_library(leanattn_cuda_objects OBJECT src/cuda/backend.cu src/cuda/inst_bf16.cu src/cuda/inst_f16.cu src/cuda/merge.cu)
 set_target_properties(leanattn_cuda_objects PROPERTIES
   POSITION_INDEPENDENT_CODE ON CXX_VISIBILITY_PRESET hidden CUDA_VISIBILITY_PRESET hidden VISIBILITY_INLINES_HIDDEN ON)
 target_include_directories(leanattn_cuda_objects PRIVATE include src)

@@ -34,8 +34,12 @@ void decode(const Problem& problem, const Options& options, std::span<std::byte>
   }
 }
 
-void merge(const MergeProblem& problem) {
+void merge(const MergeProblem& problem, const Options& options) {
   validate_merge(problem);
+  if (options.backend == Backend::kCuda) {
+    require_cuda(cuda::available(), cuda::why_absent);
+    return cuda::merge(problem, options);
+  }
   const int dims = problem.head_dim_v;
   const float to_natural = problem.lse_base == LseBase::kTwo ? kLn2 : 1.0f;
   constexpr int kStrip = 256;  // dims at a time, on the stack

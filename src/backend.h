@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "leanattn/attention.h"
 #include "leanattn/problem.h"
 
 namespace leanattn {
@@ -34,6 +35,7 @@ std::size_t workspace_bytes(const Problem& problem, const Options& options);
 void initialize_workspace(const Options& options, std::span<std::byte> workspace);
 // Checks the workspace itself: its size comes out of the plan that the call makes anyway.
 void decode(const Problem& problem, const Options& options, std::span<std::byte> workspace);
+void merge(const MergeProblem& problem, const Options& options);
 // The time line of a build with LEANATTN_TIMELINE (src/cuda/timeline.cuh): the names of its marks, the block's entry first, and the bytes
 // at the end of the call's workspace that hold it as [blocks, marks] uint64, the GPU's time in ns. What a block does not come to keeps its
 // value, 0 or an earlier call's. In other builds there are no marks and no bytes.

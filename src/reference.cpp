@@ -396,6 +396,7 @@ Reference compute_reference(const Problem& problem, const Sample& sample) {
   const auto work = [&] {
     try {
       for (std::int64_t item = next++; item < items; item = next++) {
+        if (sample.stop != nullptr && sample.stop->load(std::memory_order_relaxed)) return;
         const Seq& seq = seqs[item / heads];
         const std::int64_t kv_head = (seq.index + item % heads * problem.kv_heads / heads) % problem.kv_heads;
         HeadRows rows(problem, seq, static_cast<int>(kv_head), result);

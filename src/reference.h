@@ -2,6 +2,7 @@
 // What is right: attention in float64 over the stored inputs, and the tolerance that a result has to meet. Shares no code with the rest.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <vector>
 
@@ -13,6 +14,7 @@ namespace leanattn {
 struct Sample {
   int kv_heads_per_seq = 0;  // KV heads of each seq, spread out and turning from seq to seq, with all their rows; 0: all
   int threads = 0;           // 0: as many as the machine has
+  const std::atomic<bool>* stop = nullptr;  // ends early once it is true, after the (seq, KV head) at hand; rows that are left stay NaN
 };
 
 // The right values, and how far off the naive computation is: float32 throughout, as a careful programmer would first write it. A dot

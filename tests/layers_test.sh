@@ -11,7 +11,7 @@ fault() { printf '%s\n' "$@"; faults=$((faults + 1)); }
 
 list() { find "$@" -type f 2>/dev/null | sort; }
 mapfile -t code < <(list include src tools tests examples bench python | grep -E '\.(h|hpp|cpp|c|cu|cuh|py)$')
-mapfile -t scripts < <(list cmake tests tools bench | grep -E '(\.cmake|\.sh|\.in|CMakeLists\.txt)$')
+mapfile -t scripts < <(list cmake tests tools bench python | grep -E '(\.cmake|\.sh|\.in|CMakeLists\.txt)$')
 scripts+=(CMakeLists.txt dev .ci/run)
 ((${#code[@]} > 10)) || { echo "no source files under $1"; exit 1; }
 
@@ -64,6 +64,7 @@ only_in 'inline assembly' '(^|[^[:alnum:]_.])(asm|__asm__?)([[:space:]]*\(|[[:sp
 only_in 'SIMD' '#[ ]*include[ ]*[<"]([a-z0-9]*intrin\.h|arm_(neon|sve)\.h|hwy/)|_mm[0-9]*_[a-z]' 'src/cpu/|tools/floor_read\.cpp'
 only_in 'an environment variable' '[^_[:alnum:]]getenv[ ]*\(' 'src/attention\.cpp|tests/'
 only_in 'torch' '#[ ]*include[ ]*[<"](torch|ATen|c10)/' 'python/'
+only_in 'importing torch' '^(import|from) torch' 'python/leanattn/ops\.py|python/tests/|bench/|examples/'
 only_in 'NCCL' '#[ ]*include[ ]*[<"]nccl' 'src/dist/'
 # A kernel that a call overlaps with (programmatic launch) may have written what these would read.
 only_in 'a load for read-only data' '__ldg[ ]*\(|ld\.global\.nc' 'tools/|tests/'
@@ -91,7 +92,8 @@ hits=$(grep -nE '^.{141,}' "${code[@]}" "${scripts[@]}" || true)
 hits=$(grep -nwE 'T[O]DO|F[I]XME|X[X]X' "${code[@]}" "${scripts[@]}" || true)
 [[ -z $hits ]] || fault "unfinished:" "$hits"
 # Brackets keep these patterns from finding themselves.
-mapfile -t text < <(list README.md DESIGN.md CONTRIBUTING.md CHANGELOG.md CMakePresets.json docs bench | grep -vE '\.(png|svg|gz)$')
+mapfile -t text < <(list README.md DESIGN.md CONTRIBUTING.md CHANGELOG.md CMakePresets.json pyproject.toml docs bench python |
+  grep -vE '\.(png|svg|gz|so)$|__pycache__')
 hits=$(grep -nE '/[w]ork/|/[r]oot/|/[h]ome/|[p]ypi\.org|[p]ythonhosted|[d]ebian\.org|[u]buntu\.com' \
   "${code[@]}" "${scripts[@]}" "${text[@]}" || true)
 [[ -z $hits ]] || fault "a machine's path or a registry's host:" "$hits"

@@ -53,8 +53,9 @@ struct MergeProblem {
   void* o = nullptr;                     // [rows, head_dim_v]
   float* lse = nullptr;                  // [rows], or null: not wanted
 };
-// Errors: kInvalidArgument.
-LEANATTN_API void merge(const MergeProblem& problem);
+// Of the options, backend and stream count. CPU: host memory, on the calling thread. CUDA: device memory; one kernel is queued on
+// options.stream and nothing else. Errors: kInvalidArgument, kUnsupported, kInternal (a launch that CUDA refuses).
+LEANATTN_API void merge(const MergeProblem& problem, const Options& options = {});
 
 // Names of the instruction sets that the CPU backend can run here, fastest first, such as "AVX3", "AVX2"; "AVX3+AMX" with tile registers.
 LEANATTN_API std::vector<std::string> cpu_isas();

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a call from Python costs beside the work: microseconds of the smallest calls, by the way they are made.
+
+usage: python bench/python_overhead.py [--device cpu|cuda] [--output FILE.jsonl]
+
+"empty" is a batch of no sequences: binding, checks and nothing else. "smallest" is one sequence of 16 tokens with one head, on one
+worker; on CUDA until the kernel is queued. CPU time of the calling thread, so that other programs count as little as they can: median of
+rounds, and the fastest.
+"""
+
+import argparse
+import datetime
+import json
+import platform
+import statistics
+import subprocess
+import time
+
+import numpy as np
+import torch
+
+import leanattn
+import leanattn.ops
+
+OPS = torch.ops.leanattn
+
+
+def time_us(call, device, calls=300, rounds=60):
+    """Median and fastest round, in microseconds a call, of the thread's CPU time. On CUDA the queue is emptied between rounds."""
+    for _ in range(100):
+        call()
+    times = []
+    for _ in range(rounds):
+        if device == "cuda":
+            torch.cuda.synchronize()
+        begin = time.thread_time()
+        for _ in range(calls):
+            call()
+        times.append((time.thread_time() - begin) / calls * 1e6)
+    return statistics.median(times), min(times)
+
+
+def ways(device, batch, tokens=16, head_dim=64):
+    """Name → call, for a contiguous and a paged problem."""
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    q = torch.randn(batch, 1, head_dim, device=device).to(dtype)
+    k, v = (torch.randn(batch, tokens, 1, head_dim, device=device).to(dtype) for _ in range(2))
+    lens = torch.full((batch,), tokens, dtype=torch.int32, device=device)
+    table = torch.arange(batch, dtype=torch.int32, device=device)[:, None]
+    out = torch.empty_like(q)
+    one = leanattn.Options(workers=1)
+    calls = {
+        "prepared call": leanattn.prepare(q, k, v, out, kv_lens=lens, options=one),
+        "leanattn.decode, torch, out given": lambda: leanattn.decode(q, k, v, kv_lens=lens, out=out, options=one),
+        "leanattn.decode_paged, torch, out given": lambda: leanattn.decode_paged(q, k, v, table, lens, out=out, options=one),
+        "torch.ops.leanattn.decode_out": lambda: OPS.decode_out(q, k, v, out, None, lens, workers=1),
+        "torch.ops.leanattn.decode_paged_out": lambda: OPS.decode_paged_out(q, k, v, out, None, table, lens, workers=1),
+        "torch.ops.leanattn.decode": lambda: OPS.decode(q, k, v, lens, workers=1),
+    }
+    if device == "cpu":
+        n = [array.numpy() for array in (q, k, v, lens, out)]
+        calls["leanattn.decode, NumPy, out given"] = lambda: leanattn.decode(*n[:3], kv_lens=n[3], out=n[4], options=one)
+        calls["leanattn.decode, NumPy"] = lambda: leanattn.decode(*n[:3], kv_lens=n[3], options=one)
+    return calls
+
+
+def device_name(device):
+    if device == "cuda":
+        return torch.cuda.get_device_name()
+    with open("/proc/cpuinfo", encoding="utf-8") as lines:
+        models = [line.split(": ")[1].strip() for line in lines if line.startswith("model name")]
+    return models[0] if models else platform.processor()
+
+
+def commit():
+    said = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True)
+    return said.stdout.strip() or "unknown"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--output", help="JSON lines, appended")
+    parser.add_argument("--commit", help="what is measured, where git does not know it")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    source = {
+        "device": device_name(arguments.device),
+        "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "commit": arguments.commit or commit(),
+        "command": f"python bench/python_overhead.py --device {arguments.device}",
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+    }
+    print(f"{source['device']}; {source['date']}, commit {source['commit']}, Python {source['python']}, PyTorch {source['torch']}\n")
+    print("| call | empty, µs (fastest) | smallest, µs (fastest) |\n|---|---|---|")
+    empty, smallest = ways(arguments.device, 0), ways(arguments.device, 1)
+    for name in empty:
+        times = {size: time_us(calls[name], arguments.device) for size, calls in (("empty", empty), ("smallest", smallest))}
+        print(f"| {name} | " + " | ".join(f"{median:.2f} ({fastest:.2f})" for median, fastest in times.values()) + " |", flush=True)
+        if arguments.output:
+            record = source | {"call": name}
+            for size, (median, fastest) in times.items():
+                record |= {f"{size}_us": round(median, 3), f"{size}_fastest_us": round(fastest, 3)}
+            with open(arguments.output, "a", encoding="utf-8") as out:
+                out.write(json.dumps(record) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The call shape of FlashAttention's flash_attn_with_kvcache."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from . import _api, _arrays
+from ._api import Options
+from ._arrays import Array
+
+
+def _check_room(pos: Any, room: int, block_table: Any, pages: int, page_of: Any) -> None:
+    """On the host, before anything is written. pos, page_of: [batch, new tokens]."""
+    if pos.shape[0] == 0 or pos.shape[1] == 0:
+        return
+    for seq in range(pos.shape[0]):
+        first, last = int(pos[seq, 0]), int(pos[seq, -1])
+        if first < 0 or last >= room:
+            raise ValueError(f"seq {seq}: kv_len {first} and {last - first + 1} new tokens are outside 0 to {room}, the room of the cache")
+        if block_table is None:
+            continue
+        for slot in sorted({int(slot) for slot in page_of[seq]}):
+            page = int(block_table[seq, slot])
+            if not 0 <= page < pages:
+                raise ValueError(f"seq {seq} slot {slot}: page {page} is outside num_pages {pages}")
+
+
+def append_kv(
+    k: Array,
+    v: Array,
+    k_cache: Array,
+    v_cache: Array,
+    kv_lens: Array | list[int],
+    *,
+    block_table: Array | None = None,
+    kv_layout: str = "NHD",
+) -> None:
+    """Writes new tokens behind those in a cache, in place.
+
+    k, v              [batch, new tokens, kv_heads, d]
+    k_cache, v_cache  [batch, n, kv_heads, d], or with block_table [pages, page_size, kv_heads, d]; "HND": heads before tokens
+    kv_lens           [batch] int32 tokens that are there already; it is not changed
+
+    Raises ValueError where the cache has no room (in host memory; on CUDA that is not looked at), and for JAX arrays.
+    """
+    if _arrays.framework(k_cache) == "jax":
+        raise ValueError("append_kv with JAX arrays: JAX arrays are not written to")
+    xp = _arrays.module(k_cache)
+    heads_first = _api._heads_first(kv_layout)
+    kv_lens = _arrays.from_list(kv_lens, _arrays.int32(k_cache), k_cache)
+    if kv_lens.shape != (k.shape[0],):
+        raise ValueError(f"kv_lens of shape {list(kv_lens.shape)}: [batch] = [{k.shape[0]}] is needed")
+    size = k_cache.shape[2 if heads_first else 1]
+    where = {"device": kv_lens.device} if _arrays.framework(k_cache) == "torch" else {}
+    pos = kv_lens[:, None] + xp.arange(k.shape[1], dtype=kv_lens.dtype, **where)[None, :]
+    outer = xp.arange(k.shape[0], dtype=kv_lens.dtype, **where)[:, None]
+    slot = pos // size if block_table is not None else None
+    room = size if block_table is None else block_table.shape[1] * size
+    if _arrays.is_checked(k_cache):
+        _check_room(pos, room, block_table, k_cache.shape[0], slot)
+    if block_table is not None:
+        outer = block_table[outer, slot]
+        pos = pos % size
+    for new, cache in ((k, k_cache), (v, v_cache)):
+        if heads_first:
+            cache[outer, :, pos] = new
+        else:
+            cache[outer, pos] = new
+
+
+def flash_attn_with_kvcache(
+    q: Array,
+    k_cache: Array,
+    v_cache: Array,
+    k: Array | None = None,
+    v: Array | None = None,
+    rotary_cos: Array | None = None,
+    rotary_sin: Array | None = None,
+    cache_seqlens: Array | list[int] | int | None = None,
+    cache_batch_idx: Array | None = None,
+    cache_leftpad: Array | None = None,
+    block_table: Array | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    rotary_interleaved: bool = True,
+    alibi_slopes: Array | None = None,
+    num_splits: int = 0,
+    return_softmax_lse: bool = False,
+) -> Any:
+    """FlashAttention's decode call, argument for argument.
+
+    q                 [batch, q_len, q_heads, d]
+    k_cache, v_cache  [batch, n, kv_heads, d], or with block_table [pages, page_size, kv_heads, d]; any page size
+    k, v              [batch, new tokens, kv_heads, d]: first written in place behind cache_seqlens tokens, then attended to
+    cache_seqlens     [batch] int32, or one number for all: tokens in the cache before k. None: the whole cache
+    cache_batch_idx   [batch] int32: the row of the cache of each sequence; not with block_table
+    block_table       [batch, max_pages] int32
+    window_size       (left, right): right is 0, or −1 without a bound
+    alibi_slopes      [q_heads] float32
+    num_splits        0: the lean schedule; else that many splits of each output
+
+    Returns out [batch, q_len, q_heads, d], or (out, lse [batch, q_heads, q_len]) with return_softmax_lse; a row without keys has O = 0
+    and LSE = −inf. Raises ValueError for rotary embedding, left padding and a bounded right window, and as decode does.
+    """
+    if rotary_cos is not None or rotary_sin is not None:
+        raise ValueError("rotary_cos and rotary_sin: apply the embedding to q and k before the call")
+    if cache_leftpad is not None:
+        raise ValueError("cache_leftpad: supported is None")
+    left, right = window_size
+    if right not in (-1, 0):
+        raise ValueError(f"window_size ({left}, {right}): the right side is -1 or 0")
+    if (k is None) != (v is None):
+        raise ValueError("k and v: both or none")
+    batch = q.shape[0]
+    if block_table is None and cache_batch_idx is not None:  # a row of the cache is a page
+        block_table = cache_batch_idx[:, None]
+    elif cache_batch_idx is not None:
+        raise ValueError("cache_batch_idx with block_table: one of them")
+    if isinstance(cache_seqlens, int):
+        cache_seqlens = [cache_seqlens] * batch
+    if k is not None and v is not None:
+        if cache_seqlens is None:
+            raise ValueError("k and v without cache_seqlens: how many tokens are in the cache before them?")
+        lens = _arrays.from_list(cache_seqlens, _arrays.int32(q), q)
+        append_kv(k, v, k_cache, v_cache, lens, block_table=block_table)
+        cache_seqlens = lens + k.shape[1]
+    rules: dict[str, Any] = {
+        "causal": causal or right == 0,
+        "window_left": left,
+        "scale": softmax_scale,
+        "softcap": softcap,
+        "alibi_slopes": alibi_slopes,
+        "return_lse": return_softmax_lse,
+        "options": None if num_splits == 0 else Options(policy="flashdecoding", splits=num_splits),
+    }
+    if block_table is None:
+        result = _api.decode(q, k_cache, v_cache, kv_lens=cache_seqlens, **rules)
+    else:
+        if cache_seqlens is None:
+            cache_seqlens = [block_table.shape[1] * k_cache.shape[1]] * batch
+        result = _api.decode_paged(q, k_cache, v_cache, block_table, cache_seqlens, **rules)
+    if not return_softmax_lse:
+        return result
+    out, lse = result
+    return out, lse.swapaxes(1, 2)

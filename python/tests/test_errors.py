@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is wrong is a ValueError with a sentence that names it, and nothing is written."""
+
+import numpy as np
+import pytest
+
+import leanattn
+from check import make_problem
+
+
+def changed(problem, **changes):
+    for name, value in changes.items():
+        if name in ("q", "k", "v"):
+            setattr(problem, name, value)
+        else:
+            problem.rules[name] = value
+    return problem
+
+
+def f32(*shape):
+    return np.zeros(shape, np.float32)
+
+
+CASES = {
+    "head_dim": (
+        {"q": f32(3, 6, 100), "k": f32(3, 9, 2, 100), "v": f32(3, 9, 2, 100)},
+        "head_dim 100: supported are 32 to 256 in steps of 8",
+    ),
+    "heads": ({"q": f32(3, 5, 64)}, "q_heads 5: must be a multiple of kv_heads 2"),
+    "q dims": ({"q": f32(6, 64)}, r"q of shape \[6, 64\]: \[batch, q_heads, head_dim\] or"),
+    "q dtype": ({"q": np.zeros((3, 6, 64))}, "q: supported dtypes are float32, float16 and bfloat16"),
+    "mixed dtypes": ({"q": np.zeros((3, 6, 64), np.float16)}, "kv_dtype 0 with q_dtype 1: supported are equal ones"),
+    "batch": ({"k": f32(4, 9, 2, 64), "v": f32(4, 9, 2, 64)}, r"k of shape \[4, 9, 2, 64\]: batch 3 of q is needed"),
+    "v": ({"v": f32(3, 8, 2, 64)}, r"v of shape \[3, 8, 2, 64\]: all but its last dimension as in k"),
+    "head_dim of k": ({"k": f32(3, 133, 2, 32)}, "head_dim 64 of q is needed"),
+    "stride": ({"q": f32(3, 6, 128)[..., ::2]}, "q: stride 2 of the last dimension: 1 is needed"),
+    "kv_lens dtype": ({"kv_lens": np.zeros(3, np.int64)}, "kv_lens: dtype int32 is needed"),
+    "kv_lens shape": ({"kv_lens": np.zeros(2, np.int32)}, r"kv_lens of shape \[2\]: \[batch\] = \[3\] is needed"),
+    "kv_len": ({"kv_lens": np.array([1, 500, 2], np.int32)}, "seq 1: kv_len 500 is outside 0 to 133, kv_capacity"),
+    "alibi": ({"alibi_slopes": f32(5)}, r"alibi_slopes of shape \[5\]: \[q_heads\] = \[6\] is needed"),
+    "sinks": ({"sinks": np.zeros(6)}, "sinks: dtype float32 is needed"),
+    "tree": ({"tree_mask": np.zeros((3, 2), np.uint64)}, r"tree_mask of shape \[3, 2\]: \[total_q, ceil\(q_len / 64\)\] = \[3, 1\]"),
+    "window": ({"window_left": -2}, "window_left -2: at least -1 is needed"),
+    "softcap": ({"softcap": -1.0}, "softcap -1: at least 0 is needed"),
+    "kv_layout": ({"kv_layout": "DHN"}, "kv_layout 'DHN': known are 'NHD' and 'HND'"),
+    "no array": ({"k": [1.0]}, "k is a list: an array with __dlpack__ is needed"),
+    "no array either": ({"v": [1.0]}, "v is a list: an array with __dlpack__ is needed"),
+    "table without pages": (
+        {"cu_seqlens_kv": np.zeros(4, np.int32)},
+        r"k of shape \[3, 133, 2, 64\]: \[total_kv, kv_heads, head_dim\] is needed",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_refused_with_its_sentence(rng, name):
+    changes, sentence = CASES[name]
+    problem = changed(make_problem(rng), **changes)
+    out = np.full((3, 6, 64), 7, np.float32)
+    with pytest.raises(ValueError, match=sentence):
+        problem.run(out=out if problem.q.shape == (3, 6, 64) and problem.q.dtype == np.float32 else None)
+    assert (out == 7).all()
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"out": np.zeros((3, 6, 32), np.float32)}, r"out of shape \[3, 6, 32\]: \[batch, q_heads, head_dim_v\] = \[3, 6, 64\]"),
+        ({"out": np.zeros((3, 6, 64), np.float16)}, "out: the dtype of q is needed"),
+        ({"out": np.broadcast_to(np.zeros((1, 6, 64), np.float32), (3, 6, 64))}, "out is read-only|rows of"),
+        ({"lse": np.zeros((3, 6)), "return_lse": True}, "lse: dtype float32 is needed"),
+        ({"lse_base": 10}, "lse_base 10: known are 'e' and 2"),
+        ({"options": "lean"}, "options is a str: leanattn.Options is needed"),
+        ({"options": leanattn.Options(splits=2)}, "only policy flashdecoding"),
+        ({"options": leanattn.Options(cpu_isa="MMX")}, "cpu_isa MMX: this machine has"),
+        ({"workspace": leanattn.Workspace("cuda:3")}, "workspace lies on cuda:3, q on cpu"),
+    ],
+)
+def test_refused_outputs_and_options(rng, changes, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        make_problem(rng).run(**changes)
+
+
+def test_options_know_their_names():
+    with pytest.raises(ValueError, match="policy best: known are lean, fa2, flashdecoding"):
+        leanattn.Options(policy="best")
+    with pytest.raises(ValueError, match="head_order up: known are auto, along, beside"):
+        leanattn.Options(head_order="up")
+    with pytest.raises(ValueError, match="device tpu: cpu, cuda or cuda:N"):
+        leanattn.Workspace("tpu")
+
+
+def test_bad_data_names_sequence_and_slot(rng):
+    problem = make_problem(rng, layout="paged")
+    problem.rules["block_table"][2, 1] = 99
+    with pytest.raises(ValueError, match="seq 2 slot 1: page 99 is outside num_pages"):
+        problem.run()
+    with pytest.raises(ValueError, match="seq 2 slot 1: page 99 is outside num_pages"):
+        problem.right()
+
+
+def test_offsets_past_the_arrays_are_refused(rng):
+    problem = make_problem(rng, layout="ragged", q_lens=[1, 2, 1])
+    problem.rules["cu_seqlens_q"][3] = 5
+    with pytest.raises(ValueError, match="cu_seqlens_q ends at 5: q has 4 rows"):
+        problem.run()
+    problem.rules["cu_seqlens_q"][3] = 4
+    problem.rules["cu_seqlens_kv"][3] = 203
+    with pytest.raises(ValueError, match="cu_seqlens_kv ends at 203: k has 202 tokens"):
+        problem.run()
+    with pytest.raises(ValueError, match="cu_seqlens_kv ends at 203: k has 202 tokens"):
+        problem.right()
+
+
+def test_merge_refuses_what_does_not_fit():
+    with pytest.raises(ValueError, match="do not fit"):
+        leanattn.merge_shards(f32(2, 3, 4, 64), f32(2, 3, 5))
+    with pytest.raises(ValueError, match="lse: dtype float32"):
+        leanattn.merge_shards(f32(2, 3, 64), np.zeros((2, 3)))

@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The examples run and check themselves."""
+
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from conftest import cuda_or_skip, framework_or_skip
+
+ROOT = pathlib.Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples"
+
+
+def run(*arguments):
+    done = subprocess.run([sys.executable, *map(str, arguments)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_numpy_decode():
+    assert "two shards merged" in run(EXAMPLES / "numpy_decode.py")
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_torch_paged(device):
+    framework_or_skip("torch")
+    if device == "cuda":
+        cuda_or_skip()
+    assert "pages free at the end: 160 of 160" in run(EXAMPLES / "torch_paged.py", device)
+
+
+def test_the_readme_block():
+    if not (ROOT / "README.md").exists():
+        pytest.skip("the README is not beside these tests")
+    block = (ROOT / "README.md").read_text(encoding="utf-8").split("```python\n")[1].split("```")[0]
+    largest = float(run("-c", block))
+    assert largest < 1e-5

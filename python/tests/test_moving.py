@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The call shapes of FlashAttention and FlashInfer: shapes, defaults and meanings are theirs, values are the reference's."""
+
+import numpy as np
+import pytest
+
+import leanattn
+from check import assert_close, make_problem
+from conftest import framework_or_skip
+from test_frameworks import from_torch, to_torch
+
+ARRAYS = {"numpy": (np.asarray, np.asarray), "torch": (to_torch, from_torch)}
+
+
+@pytest.fixture(params=ARRAYS)
+def arrays(request):
+    framework_or_skip(request.param)
+    return ARRAYS[request.param]
+
+
+@pytest.mark.parametrize("layout", ["batched", "paged"])
+@pytest.mark.parametrize(
+    "rules", [{}, {"causal": True}, {"window_size": (20, 0)}, {"softcap": 5.0}, {"softmax_scale": 0.3}, {"num_splits": 3}]
+)
+def test_flash_attn_with_kvcache(rng, arrays, layout, rules):
+    convert, back = arrays
+    problem = make_problem(rng, layout=layout, dtype="bfloat16", q_len=4)
+    table = problem.rules.get("block_table")
+    out, lse = leanattn.flash_attn_with_kvcache(
+        convert(problem.q),
+        convert(problem.k),
+        convert(problem.v),
+        cache_seqlens=convert(problem.rules["kv_lens"]),
+        block_table=None if table is None else convert(table),
+        return_softmax_lse=True,
+        **rules,
+    )
+    problem.rules |= {
+        "causal": rules.get("causal", False) or "window_size" in rules,
+        "window_left": rules.get("window_size", (-1, -1))[0],
+        "softcap": rules.get("softcap", 0.0),
+        "scale": rules.get("softmax_scale"),
+    }
+    assert lse.shape == (3, 6, 4)
+    assert_close(back(out), back(lse).swapaxes(1, 2), problem.right(), "bfloat16")
+
+
+@pytest.mark.parametrize("layout", ["batched", "paged"])
+def test_flash_attn_appends_in_place(rng, arrays, layout):
+    convert, back = arrays
+    full = make_problem(rng, layout=layout, kv_lens=(70, 5, 48), q_len=3)
+    lens, new = full.rules["kv_lens"], 3
+    k_new, v_new = np.empty((3, new, 2, 64), np.float32), np.empty((3, new, 2, 64), np.float32)
+    k_before, v_before = full.k.copy(), full.v.copy()
+    for seq in range(3):
+        for i in range(new):
+            token = lens[seq] - new + i
+            at = (seq, token) if layout == "batched" else (full.rules["block_table"][seq, token // 16], token % 16)
+            k_new[seq, i], v_new[seq, i] = full.k[at], full.v[at]
+            k_before[at] = v_before[at] = np.nan
+    k_cache, v_cache, before = convert(k_before), convert(v_before), convert(lens - new)
+    table = None if layout == "batched" else convert(full.rules["block_table"])
+    out = leanattn.flash_attn_with_kvcache(
+        convert(full.q), k_cache, v_cache, convert(k_new), convert(v_new), cache_seqlens=before, block_table=table, causal=True
+    )
+    assert_close(back(out), None, full.right(), "float32")
+    np.testing.assert_array_equal(back(k_cache), full.k)
+    np.testing.assert_array_equal(back(v_cache), full.v)
+    np.testing.assert_array_equal(back(before), lens - new)
+
+
+def test_flash_attn_cache_batch_idx_and_one_length(rng, arrays):
+    convert, back = arrays
+    problem = make_problem(rng, kv_lens=(40, 40, 40), q_len=2)
+    rows = np.array([2, 0], np.int32)
+    out = leanattn.flash_attn_with_kvcache(
+        convert(problem.q[:2]), convert(problem.k), convert(problem.v), cache_seqlens=31, cache_batch_idx=convert(rows)
+    )
+    right = leanattn.reference(problem.q[:2], problem.k[rows], problem.v[rows], kv_lens=[31, 31], causal=False)
+    assert_close(back(out), None, right, "float32")
+    whole = leanattn.flash_attn_with_kvcache(convert(problem.q), convert(problem.k[:, :40]), convert(problem.v[:, :40]))
+    right = leanattn.reference(problem.q, problem.k, problem.v, kv_lens=[40] * 3, causal=False)
+    assert_close(back(whole), None, right, "float32")
+
+
+@pytest.mark.parametrize(
+    ("rules", "sentence"),
+    [
+        ({"rotary_cos": np.zeros(3)}, "apply the embedding to q and k before the call"),
+        ({"cache_leftpad": np.zeros(3)}, "cache_leftpad: supported is None"),
+        ({"window_size": (3, 2)}, r"window_size \(3, 2\): the right side is -1 or 0"),
+        ({"k": np.zeros((3, 1, 2, 64), np.float32)}, "k and v: both or none"),
+        ({"k": np.zeros((3, 1, 2, 64), np.float32), "v": np.zeros((3, 1, 2, 64), np.float32)}, "k and v without cache_seqlens"),
+        (
+            {"k": np.zeros((3, 4, 2, 64), np.float32), "v": np.zeros((3, 4, 2, 64), np.float32), "cache_seqlens": [1, 130, 2]},
+            "seq 1: kv_len 130 and 4 new tokens are outside 0 to 133, the room of the cache",
+        ),
+    ],
+)
+def test_flash_attn_refuses(rng, rules, sentence):
+    problem = make_problem(rng, q_len=2)
+    before = problem.k.copy()
+    with pytest.raises(ValueError, match=sentence):
+        leanattn.flash_attn_with_kvcache(problem.q, problem.k, problem.v, **rules)
+    np.testing.assert_array_equal(problem.k, before)
+
+
+@pytest.mark.parametrize("kv_layout", ["NHD", "HND"])
+def test_append_kv(rng, arrays, kv_layout):
+    """Token by token into pages, against the same tokens laid down at once."""
+    convert, back = arrays
+    problem = make_problem(rng, layout="paged", kv_lens=(37, 2), kv_layout=kv_layout)
+    cache = convert(np.zeros_like(problem.k)), convert(np.zeros_like(problem.v))
+    dense = [problem.k, problem.v]
+    if kv_layout == "HND":
+        dense = [array.transpose(0, 2, 1, 3) for array in dense]
+    table, lens = problem.rules["block_table"], problem.rules["kv_lens"]
+    for token in range(37):
+        active = [seq for seq in range(2) if token < lens[seq]]
+        new = [np.stack([array[table[seq, token // 16], token % 16] for seq in active])[:, None] for array in dense]
+        leanattn.append_kv(
+            convert(new[0]),
+            convert(new[1]),
+            *cache,
+            convert(np.full(len(active), token, np.int32)),
+            block_table=convert(table[active]),
+            kv_layout=kv_layout,
+        )
+    rules = {name: convert(value) if isinstance(value, np.ndarray) else value for name, value in problem.rules.items()}
+    o = leanattn.decode_paged(convert(problem.q), *cache, rules.pop("block_table"), rules.pop("kv_lens"), **rules)
+    np.testing.assert_array_equal(back(o), problem.run())
+
+
+def test_append_kv_refuses_a_page_that_is_not_there():
+    cache = np.zeros((4, 16, 2, 64), np.float32)
+    new = np.ones((1, 1, 2, 64), np.float32)
+    with pytest.raises(ValueError, match="seq 0 slot 1: page -7 is outside num_pages 4"):
+        leanattn.append_kv(new, new, cache, cache, [16], block_table=np.array([[2, -7]], np.int32))
+    assert (cache == 0).all()
+
+
+@pytest.mark.parametrize("kv_layout", ["NHD", "HND"])
+@pytest.mark.parametrize("one_array", [False, True])
+@pytest.mark.parametrize("graph", [False, True])
+def test_flashinfer_wrapper(rng, arrays, kv_layout, one_array, graph):
+    convert, back = arrays
+    wrapper = None
+    for kv_lens in ((70, 5, 48), (3, 100, 17)):
+        problem = make_problem(rng, layout="paged", dtype="float16", kv_lens=kv_lens, kv_layout=kv_layout)
+        pages = [-(-length // 16) for length in kv_lens]
+        indptr = np.cumsum([0, *pages]).astype(np.int32)
+        indices = np.concatenate([problem.rules["block_table"][seq, : pages[seq]] for seq in range(3)])
+        last = np.array([(length - 1) % 16 + 1 for length in kv_lens], np.int32)
+        if wrapper is None:
+            buffers = {"paged_kv_indptr_buffer": convert(indptr), "paged_kv_indices_buffer": convert(np.zeros(64, np.int32))}
+            wrapper = leanattn.BatchDecodeWithPagedKVCacheWrapper(None, kv_layout, use_cuda_graph=graph, **(buffers if graph else {}))
+        wrapper.plan(convert(indptr), convert(indices), convert(last), 6, 2, 64, 16, logits_soft_cap=5.0, window_left=30)
+        cache = (convert(problem.k), convert(problem.v))
+        if one_array:
+            cache = convert(np.stack([problem.k, problem.v], axis=1))
+        out, lse = wrapper.run(convert(problem.q), cache, return_lse=True)
+        problem.rules |= {"softcap": 5.0, "window_left": 30}
+        assert_close(back(out), back(lse), problem.right(lse_base=2), "float16")
+
+
+def test_flashinfer_wrapper_refuses(rng):
+    wrapper = leanattn.BatchDecodeWithPagedKVCacheWrapper()
+    q, cache = np.zeros((1, 4, 64), np.float32), np.zeros((2, 16, 2, 64), np.float32)
+    with pytest.raises(ValueError, match="run before plan"):
+        wrapper.run(q, (cache, cache))
+    pages = np.array([0, 2], np.int32), np.array([1, 0], np.int32), np.array([3], np.int32)
+    with pytest.raises(ValueError, match="pos_encoding_mode ROPE_LLAMA: supported is NONE"):
+        wrapper.plan(*pages, 4, 2, 64, 16, "ROPE_LLAMA")
+    wrapper.plan(*pages, 4, 4, 64, 16)
+    with pytest.raises(ValueError, match=r"q_scale None, k_scale 0\.5, v_scale None: supported are None and 1"):
+        wrapper.run(q, (cache, cache), k_scale=0.5)
+    with pytest.raises(ValueError, match=r"\(4, 2, 64, 16\): plan was told \(4, 4, 64, 16\)"):
+        wrapper.run(q, (cache, cache))
+    with pytest.raises(ValueError, match="paged_kv_indptr_buffer and paged_kv_indices_buffer are needed"):
+        leanattn.BatchDecodeWithPagedKVCacheWrapper(use_cuda_graph=True)
