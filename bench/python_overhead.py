@@ -25,7 +25,7 @@ import leanattn.ops
 OPS = torch.ops.leanattn
 
 
-def time_us(call, device, calls=300, rounds=60):
+def time_us(call, device, calls=300, rounds=200):
     """Median and fastest round, in microseconds a call, of the thread's CPU time. On CUDA the queue is emptied between rounds."""
     for _ in range(100):
         call()
