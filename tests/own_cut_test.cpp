@@ -4,7 +4,7 @@
 
 #include <gtest/gtest.h>
 
-#include "draw.h"
+#include "schedule_model.h"
 
 namespace leanattn::cuda {
 namespace {

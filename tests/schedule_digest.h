@@ -3,6 +3,7 @@
 // them is. Compiles with g++, clang and nvcc.
 #pragma once
 
+#include "leanattn/merge_tree.h"
 #include "leanattn/schedule.h"
 
 namespace leanattn::schedule_test {

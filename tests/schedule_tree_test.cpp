@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "leanattn/merge_tree.h"
 #include "schedule_model.h"
 
 namespace leanattn::schedule_test {

@@ -60,8 +60,8 @@ LEANATTN_API void merge(const MergeProblem& problem, const Options& options = {}
 // Names of the instruction sets that the CPU backend can run here, fastest first, such as "AVX3", "AVX2"; "AVX3+AMX" with tile registers.
 LEANATTN_API std::vector<std::string> cpu_isas();
 
-// Names of the kernel paths that the CUDA backend can run on the current device, fastest first: "portable", for compute capability 8.0 and
-// later. Empty where backend_available(kCuda) is false.
+// Names of the kernel paths that the CUDA backend can run on the current device, fastest first: "sm_90", with clusters of thread blocks
+// where they pay, for compute capability 9.0 and later, and "portable", for 8.0 and later. Empty where backend_available(kCuda) is false.
 LEANATTN_API std::vector<std::string> cuda_paths();
 
 // "0.1.0".

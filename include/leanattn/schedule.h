@@ -114,9 +114,8 @@ LEANATTN_HOST_DEVICE inline SeqLens seq_lens(const Line& line, int seq) { return
 
 // First token that any row sees: the left end of the window of query token 0.
 LEANATTN_HOST_DEVICE inline int seq_first_token(const Line& line, const SeqLens& lens) {
-  if (line.window_left < 0) return 0;
-  const long long first = static_cast<long long>(lens.kv_len) - lens.q_len - line.window_left;
-  return first > 0 ? static_cast<int>(first) : 0;
+  const int old = lens.kv_len - lens.q_len;  // tokens before the new ones
+  return line.window_left >= 0 && old > line.window_left ? old - line.window_left : 0;
 }
 LEANATTN_HOST_DEVICE inline int seq_first_token(const Line& line, int seq) { return seq_first_token(line, seq_lens(line, seq)); }
 
@@ -258,8 +257,8 @@ LEANATTN_HOST_DEVICE inline int flashdecoding_splits(long long outputs, int work
 }
 
 // The cut of a line. lean: as many equal stretches as there are workers, fewer where min_stretch_units or max_output_stretches ask for it;
-// other policies, and outputs with stretches of their own: a stretch a unit, with runs as many equal stretches as there are workers. A line without outputs has no
-// stretch; the functions below then have nothing to be asked.
+// other policies, and outputs with stretches of their own: a stretch a unit, with runs as many equal stretches as there are workers. A line
+// without outputs has no stretch; the functions below then have nothing to be asked.
 //
 // How equal lean stretches are: two stretches differ by at most one unit. In tiles, with c = max(chunk_tiles, 1), by at most 2c − 1 beyond
 // what their shares of the cost units differ by: a cut inside a chunk moves back by up to c − 1 tiles, at either end of a stretch.
@@ -443,36 +442,6 @@ LEANATTN_HOST_DEVICE inline Segment segment_of(const Line& line, const Cut& cut,
   segment.tile_begin = tile_at(line, segment.tiles, stretch_begin(cut, stretch) - list.output_unit);
   segment.tile_end = tile_at(line, segment.tiles, stretch_begin(cut, stretch + 1) - list.output_unit);
   return segment;
-}
-
-// The batch-invariant merge tree. Its leaves are the chunks of an output; node (level, index) covers chunks index·2^level up to
-// (index + 1)·2^level; what lies past the last chunk is missing. A run of chunks is a row of the largest nodes that fit (next_node), and
-// siblings merge as they meet. The row of a whole output then merges from its right end: a node without a right sibling counts as its
-// parent. So the order of every addition is that of the one tree, wherever the line was cut.
-struct TreeNode {
-  int level = 0;
-  int index = 0;
-};
-
-// The first node of the row for chunks [begin, end), begin < end. Goes on at (index + 1)·2^level.
-LEANATTN_HOST_DEVICE inline TreeNode next_node(int begin, int end) {
-  TreeNode node{0, begin};
-  while (node.index % 2 == 0 && (node.index / 2 + 1LL) << (node.level + 1) <= end) {
-    ++node.level;
-    node.index /= 2;
-  }
-  return node;
-}
-
-LEANATTN_HOST_DEVICE inline bool are_siblings(const TreeNode& left, const TreeNode& right) {
-  return left.level == right.level && left.index % 2 == 0 && right.index == left.index + 1;
-}
-
-// The most nodes in the row of any run of at most `chunks` chunks, while one more is being pushed.
-LEANATTN_HOST_DEVICE inline int max_row_nodes(int chunks) {
-  int levels = 1;
-  while ((1LL << levels) < chunks) ++levels;
-  return chunks <= 1 ? 1 : 2 * levels + 1;
 }
 
 }  // namespace leanattn

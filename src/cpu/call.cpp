@@ -5,6 +5,7 @@
 #include <string>
 #include <string_view>
 
+#include "leanattn/merge_tree.h"
 #include "numeric.h"
 #include "problem_view.h"
 #include "src/cpu/threads.h"

@@ -2,6 +2,7 @@
 // From a segment to partials: walks the tiles of a segment through the tile kernel, and merges and finishes what it leaves.
 #pragma once
 
+#include "leanattn/merge_tree.h"
 #include "src/cpu/call.h"
 
 namespace leanattn::cpu {

@@ -238,7 +238,12 @@ Plan make_plan(const Problem& problem, const Options& options) {
   const bool beside = line.head_order == HeadOrder::kBeside;
   line.workers = beside ? blocks / lines : blocks;
   plan.grid = dim3(static_cast<unsigned>(beside ? line.workers * lines : line.workers));
-  const std::int64_t most_tiles = std::max<std::int64_t>((max_kv_len(problem) + line.tile_tokens - 1) / line.tile_tokens, 1);
+  std::int64_t most_tokens = max_kv_len(problem);
+  if (problem.window_left >= 0) {
+    const std::int64_t seen = static_cast<std::int64_t>(problem.window_left) + problem.q_len;
+    most_tokens = std::min(most_tokens, seen + line.tile_tokens - 1);  // the window may begin anywhere in a tile
+  }
+  const std::int64_t most_tiles = std::max<std::int64_t>((most_tokens + line.tile_tokens - 1) / line.tile_tokens, 1);
   if (options.policy == Policy::kLean && options.workers == 0 && problem.cu_seqlens_q == nullptr && most_rows <= plan.rows) {
     own_stretches(problem, most_tiles, code_architecture() >= 90 && !is_portable(options), plan);
   }
@@ -266,9 +271,10 @@ Layout lay_out(const Plan& plan) {
   layout.counter_bytes = 2 * slots * kMaxConsumerWarps * sizeof(std::uint32_t);
   layout.row_bytes = slots * plan.kernel.slot_row_bytes;
   layout.value_bytes = slots * plan.kernel.slot_value_bytes;
-#if defined(LEANATTN_TIMELINE)  // at the end
-  layout.timeline_bytes = static_cast<std::size_t>(std::max(plan.grid, plan.device.sms)) * kMarks * sizeof(std::uint64_t);
-#endif
+  if (kKeepsTimeline) {  // at the end
+    const std::size_t blocks = std::size_t{plan.grid.x} * plan.grid.y * plan.grid.z;
+    layout.timeline_bytes = std::max(blocks, slots / 2) * kMarks * sizeof(std::uint64_t);
+  }
   return layout;
 }
 
@@ -297,6 +303,8 @@ Params make_params(const Problem& problem, const Plan& plan, std::byte* workspac
   p.head_dim = problem.head_dim;
   p.head_dim_v = head_dim_v(problem);
   p.padded = p.head_dim < plan.head_dim || p.head_dim_v < plan.head_dim;
+  p.general_or_padded_pages = p.general || (p.padded && p.block_table != nullptr);
+  p.whole_tokens = p.padded ? -1 : plan.kernel.stage_tokens;
   p.causal = problem.causal;
   p.scale_log2 = scale(problem) * kLog2E;
   p.lse_factor = problem.lse_base == LseBase::kTwo ? 1.0f : kLn2;
@@ -307,6 +315,7 @@ Params make_params(const Problem& problem, const Plan& plan, std::byte* workspac
   p.tree_mask = reinterpret_cast<const std::uint32_t*>(problem.tree_mask);  // words of 64 bits, low half first
   p.tree_words = 2 * tree_mask_words(problem);
   p.sinks = problem.sinks;
+  p.has_sinks = problem.sinks != nullptr;
   p.sink_lse_factor = problem.lse_base == LseBase::kTwo ? kLog2E : 1.0f;
   p.stages = plan.stages;
   if (p.line.output_stretches > 0) {
@@ -373,11 +382,8 @@ void decode(const Problem& problem, const Options& options, std::span<std::byte>
 }
 
 std::vector<std::string> timeline_marks() {
-#if defined(LEANATTN_TIMELINE)
+  if (!kKeepsTimeline) return {};
   return {std::begin(kMarkNames), std::end(kMarkNames)};
-#else
-  return {};
-#endif
 }
 
 std::size_t timeline_bytes(const Problem& problem, const Options& options) { return lay_out(make_plan(problem, options)).timeline_bytes; }

@@ -113,7 +113,7 @@ template <class C>
 __device__ __forceinline__ void store_vector(const RowPartial& row, const float (&values)[4], const VectorPlace<C>& place,
                                              const OutputRow& to, const SegmentInfo& info, const Params& p) {
   if (place.row() >= info.rows) return;
-  const FinishedRow finished = finish_row(row, info, info.first_row + place.row(), p);
+  const FinishedRow finished = finish_row(row, to.q_head, p);
   std::uint16_t* const o = to.o + place.vector * 16;
   const int dim = place.consumer_warp % kGroupWarps * C::kWarpDims + place.vector * 16;
   if (dim < p.head_dim_v) store_pair<C>(o, values[0] * finished.factor, values[1] * finished.factor, p.o.access_bytes);

@@ -116,9 +116,8 @@ struct alignas(16) Stage {
   enum Flag {
     kFirst = 1,  // of its segment
     kLast = 2,
-    kMasked = 4,  // its end, the seq's or causal hides some of its tokens from some row
+    kMasked = 4,  // some row does not see all of its tokens, or a rule of rules.cuh has a say in it
     kDone = 8,    // nothing: the stretch has ended
-    kRuled = 16,  // soft-cap, ALiBi, window or tree has a say in it
   };
   int tokens;       // 0: an empty seq
   int token_begin;  // of the seq

@@ -10,6 +10,8 @@
 //   bound     reading K and V once. `stages` stages are in flight, also across the borders of segments and while one is being finished
 #pragma once
 
+#include <cstddef>
+
 #include "cuda/cluster.cuh"
 #include "cuda/fixup.cuh"
 #include "cuda/load.cuh"
@@ -41,7 +43,7 @@ __device__ __forceinline__ void consume(const Params& p, std::uint32_t stages_at
       for (int part = 0; part < C::kParts; ++part) {
         scores<C>(sums[part], state, places, k_at + part * 64 * C::kRowBytes, q_at);
       }
-      if (stage.flags & Stage::kRuled) [[unlikely]] {
+      if (stage.flags & Stage::kMasked && p.rules) {
         apply_rules<C>(sums, stage, shared.segments[segment_slot], p, shared, group, warp, lane);
       }
       float shrink[C::kLaneRows];
@@ -72,12 +74,12 @@ __device__ __forceinline__ void consume(const Params& p, std::uint32_t stages_at
   if (threadIdx.x == 0) mark(p, Mark::kExit);
 }
 
-// Parameters come through a cache that is cold: all lines at once, not one after the other when each is first needed.
+// Parameters come through a cache that is cold: all lines that most calls need at once, not one after the other when each is first needed.
 __device__ __forceinline__ void touch(const Params& p) {
   constexpr int kLineWords = 16;
   const auto* words = reinterpret_cast<const std::uint32_t*>(&p);
 #pragma unroll
-  for (unsigned i = 0; i < sizeof(Params) / 4; i += kLineWords) ptx::used(words[i]);
+  for (unsigned i = 0; i < offsetof(Params, softcap_log2) / 4; i += kLineWords) ptx::used(words[i]);
 }
 
 // What the consumers do before there is work.

@@ -24,12 +24,14 @@ struct Rows {
 struct OutputRow {
   std::uint16_t* o;  // the lane's first element
   float* lse;        // null where another lane writes it, or nobody
+  int q_head;
 
   template <class C>
   __device__ __forceinline__ static OutputRow of(const Params& p, const SegmentInfo& info, int row, int warp, int lane) {
     const int packed = info.first_row + row;
     const int token = info.q_len == 1 ? 0 : packed / p.group, head = packed - token * p.group;
     OutputRow to;
+    to.q_head = info.q_head + head;
     to.o = p.o.data + first_row_of(p.o, p.line, info.seq) + token * p.o.token_stride + (info.q_head + head) * p.o.head_stride +
            warp * C::kWarpDims + 2 * (lane % 4);
     to.lse = nullptr;
@@ -59,14 +61,17 @@ struct FinishedRow {
   float lse;  // in the caller's base
 };
 
-// The end of a packed row of an output, once all its parts are merged. Its q_head's sink joins here and nowhere else.
-__device__ __forceinline__ FinishedRow finish_row(const RowPartial& row, const SegmentInfo& info, int packed, const Params& p) {
-  if (p.sinks == nullptr) return {finish_factor(row), finish_lse<LogUnit::kLog2>(row) * p.lse_factor};
-  const float sink = __ldg(p.sinks + info.q_head + (info.q_len == 1 ? packed : packed % p.group));
-  const RowMerge merge = merge_rows<LogUnit::kLog2>(row, sink_partial(sink * kLog2E));
-  // Without a key the LSE is the sink itself, not what is left of it after two conversions.
-  return {(merge.swapped ? merge.factor : 1.0f) * finish_factor(merge.row),
-          row.sum == 0.0f ? sink * p.sink_lse_factor : finish_lse<LogUnit::kLog2>(merge.row) * p.lse_factor};
+// The end of a row of an output, once all its parts are merged. Its q_head's sink joins here and nowhere else.
+__device__ __forceinline__ FinishedRow finish_row(const RowPartial& row, int q_head, const Params& p) {
+  FinishedRow finished{finish_factor(row), finish_lse<LogUnit::kLog2>(row) * p.lse_factor};
+  if (p.has_sinks) {
+    const float sink = p.sinks[q_head];
+    const RowMerge merge = merge_rows<LogUnit::kLog2>(row, sink_partial(sink * kLog2E));
+    finished.factor = (merge.swapped ? merge.factor : 1.0f) * finish_factor(merge.row);
+    // Without a key the LSE is the sink itself, not what is left of it after two conversions.
+    finished.lse = row.sum == 0.0f ? sink * p.sink_lse_factor : finish_lse<LogUnit::kLog2>(merge.row) * p.lse_factor;
+  }
+  return finished;
 }
 
 // Lane rows first, first + 1 … of an output.
@@ -78,18 +83,12 @@ __device__ __forceinline__ void store_rows(const Rows<C, kCount>& rows, int firs
     const int row = group * C::kGroupRows + group_row<C>(first + i, lane);
     if (row >= info.rows) continue;
     const OutputRow to = OutputRow::of<C>(p, info, row, warp, lane);
-    const FinishedRow finished = finish_row(rows.row[i], info, info.first_row + row, p);
-    const auto store_step = [&](int n) {
+    const FinishedRow finished = finish_row(rows.row[i], to.q_head, p);
+    const int dims = p.head_dim_v - warp * C::kWarpDims;
+#pragma unroll
+    for (int n = 0; n < C::kDimSteps; ++n) {
+      if (n * 8 >= dims) continue;
       store_pair<C>(to.o + n * 8, rows.values[i][2 * n] * finished.factor, rows.values[i][2 * n + 1] * finished.factor, p.o.access_bytes);
-    };
-    if (p.padded) [[unlikely]] {
-#pragma unroll
-      for (int n = 0; n < C::kDimSteps; ++n) {
-        if (warp * C::kWarpDims + n * 8 < p.head_dim_v) store_step(n);
-      }
-    } else {
-#pragma unroll
-      for (int n = 0; n < C::kDimSteps; ++n) store_step(n);
     }
     if (to.lse != nullptr) *to.lse = finished.lse;
   }

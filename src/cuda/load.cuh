@@ -21,8 +21,8 @@ __device__ __forceinline__ void copy_narrow(std::uint32_t to, const std::uint16_
   }
 }
 
-// Q of a row block into shared memory, by kProducerThreads threads. Rows past the last and columns past head_dim are 0; padding to 16 rows is whatever it was: rows
-// never mix.
+// Q of a row block into shared memory, by kProducerThreads threads. Rows past the last and columns past head_dim are 0; padding to 16 rows
+// is whatever it was: rows never mix.
 template <class C>
 __device__ __forceinline__ void load_q(const Params& p, int tid, std::uint32_t q_at, int seq, int q_len, int q_head, int first_row,
                                        int rows) {
@@ -102,31 +102,25 @@ class Producer {
       segment = own_stretch(line);
     } else {
       const long long stretch = along_or_beside(line);
-      if (line.window_left < 0) {
-        find_stretch<C>(without_window(line), stretch, tid_, shared_);
-      } else {
-        find_stretch<C>(line, stretch, tid_, shared_);
-      }
+      find_stretch<C>(line, stretch, tid_, shared_);
       cursor = shared_.cursor;
       cut = shared_.cut;
       meet_consumers();  // before a copy: they have brought Q where an output might have had stretches of its own
     }
     const bool idle = own_ && static_cast<int>(blockIdx.x) >= own_stretches_;
-    Line lean_line = without_window(line);  // a second time for the policy that everyone uses: half the instructions
+    Line lean_line = line;  // a second time for the policy that everyone uses: half the instructions
     lean_line.policy = Policy::kLean;
-    const bool lean = line.policy == Policy::kLean && line.window_left < 0;
-    while (!idle && (own_ || (lean ? next_segment(lean_line, cursor, segment) : next_segment(line, cursor, segment)))) {
+    while (!idle &&
+           (own_ || (line.policy == Policy::kLean ? next_segment(lean_line, cursor, segment) : next_segment(line, cursor, segment)))) {
       locate(line, segment);
       const KvBase base = kv_base(segment.seq);
       if (tid_ == 0 && round_ == 0 && slot_ == 0) mark(p_, Mark::kSegment);
-      const int seen_by_all = segment.lens.kv_len - (p_.causal ? segment.lens.q_len - 1 : 0);
-      int begin = segment.tile_begin * kTile;
-      int end = ends_output(segment) ? segment.lens.kv_len : segment.tile_end * kTile;  // beyond kv_len may lie no int
-      if (p_.rules) [[unlikely]] {                                                      // tile 0 is where the window begins
-        const int first_token = seq_first_token(line, segment.lens), before = first_token / kTile * kTile;
-        begin = max_of(begin + before, first_token);
-        if (!ends_output(segment)) end += before;
-      }
+      const PlainTokens plain = plain_tokens(segment.lens);
+      const int first_token = seq_first_token(line, segment.lens), first_tile = first_token / kTile;
+      int end = segment.lens.kv_len;  // where the last tile would end, or one behind it begin, there may be no int
+      if (!ends_output(segment)) end = (first_tile + segment.tile_end) * kTile;
+      int begin = end;  // of a stretch without a tile
+      if (segment.tile_begin < segment.tiles) begin = max_of((first_tile + segment.tile_begin) * kTile, first_token);
       Stage stage;
       stage.token_begin = begin;
       do {  // once for an empty seq
@@ -135,13 +129,10 @@ class Producer {
         stage.tokens = left >= C::kTokens ? C::kTokens : left > 0 ? left : 0;
         const int stage_end = stage.token_begin + stage.tokens;
         stage.flags = (stage.token_begin == begin ? Stage::kFirst : 0) | (stage_end >= end ? Stage::kLast : 0) |
-                      (stage.tokens < C::kTokens || stage_end > seen_by_all ? Stage::kMasked : 0);
+                      (stage.tokens < C::kTokens || stage_end > plain.end || stage.token_begin < plain.begin ? Stage::kMasked : 0);
         load_kv(stage, base);
         if (stage.flags & Stage::kFirst) load_segment(line, segment, cursor, cut);
-        if (tid_ == 0) {
-          if (p_.rules && has_rules(stage, segment.lens)) stage.flags |= Stage::kRuled;
-          shared_.stages[slot_] = stage;
-        }
+        if (tid_ == 0) shared_.stages[slot_] = stage;
         arrive();
         stage.token_begin = stage_end;
       } while (stage.token_begin < end);
@@ -164,7 +155,7 @@ class Producer {
     own.cu_seqlens_q = nullptr;
     const int seq = blockIdx.z;
     const SeqLens lens = seq_lens(own, seq);
-    const int tiles = p_.rules ? seq_tiles(own, lens) : seq_tiles(without_window(own), lens);
+    const int tiles = seq_tiles(own, lens);
     own_stretches_ = own_stretches(own, tiles);
     const int whole = own_stretches_ == own.output_stretches    ? p_.of_all.of(tiles)
                       : own_stretches_ == own.cluster_stretches ? p_.of_cluster.of(tiles)
@@ -189,11 +180,19 @@ class Producer {
     return stretch_;
   }
 
-  // Soft-cap and ALiBi have a say in every stage; a window where the last row does not see all of it; a tree where its tokens are.
-  __device__ __forceinline__ bool has_rules(const Stage& stage, const SeqLens& lens) const {
-    if (p_.softcap_log2 > 0.0f || p_.alibi_slopes != nullptr) return true;
-    if (p_.line.window_left >= 0 && stage.token_begin < lens.kv_len - 1 - p_.line.window_left) return true;
-    return p_.tree_mask != nullptr && stage.token_begin + stage.tokens > lens.kv_len - lens.q_len;
+  // Tokens of a seq that every row sees and in which no rule of rules.cuh has a say.
+  struct PlainTokens {
+    int begin;
+    int end;
+  };
+  __device__ __forceinline__ PlainTokens plain_tokens(const SeqLens& lens) const {
+    PlainTokens plain{0, lens.kv_len - (p_.causal ? lens.q_len - 1 : 0)};
+    if (p_.rules) {
+      if (p_.line.window_left >= 0) plain.begin = lens.kv_len - 1 - p_.line.window_left;
+      if (p_.tree_mask != nullptr) plain.end = min_of(plain.end, lens.kv_len - lens.q_len);
+      if (p_.softcap_log2 > 0.0f || p_.alibi_slopes != nullptr) plain.end = -1;
+    }
+    return plain;
   }
 
   // The segment's KV head and row block.
@@ -291,12 +290,16 @@ class Producer {
     }
     wait_for_room();
     const std::uint32_t k_at = stages_at_ + slot_ * 2 * C::kStageBytes, v_at = k_at + C::kStageBytes;
-    if (general_) [[unlikely]] {
-      load_general(k_at, base.k, p_.k, p_.head_dim, stage, filled, base.pages);
-      load_general(v_at, base.v, p_.v, p_.head_dim_v, stage, filled, base.pages);
+    if (p_.general_or_padded_pages) [[unlikely]] {
+      if (general_) {
+        load_general(k_at, base.k, p_.k, p_.head_dim, stage, filled, base.pages);
+        load_general(v_at, base.v, p_.v, p_.head_dim_v, stage, filled, base.pages);
+      } else if (pass_token_ < C::kPassTokens) {
+        load_pages<true>(k_at, v_at, base, stage, filled, page);
+      }
     } else if (pass_token_ < C::kPassTokens) {
       if (base.pages != nullptr) {
-        load_pages(k_at, v_at, base, stage, filled, page);
+        load_pages<false>(k_at, v_at, base, stage, filled, page);
       } else {
         load_rows(k_at, base.k, p_.k, p_.head_dim, stage, filled);
         load_rows(v_at, base.v, p_.v, p_.head_dim_v, stage, filled);
@@ -320,7 +323,7 @@ class Producer {
                                             int filled) const {
     const std::uint16_t* from = base + (stage.token_begin + pass_token_) * rows.token_stride;
     const std::int64_t step = C::kPassTokens * rows.token_stride;
-    if (stage.tokens == C::kTokens && !p_.padded) {
+    if (stage.tokens == p_.whole_tokens) {
 #pragma unroll
       for (int i = 0; i < C::kPasses; ++i, from += step) ptx::cp_async_16(to + place(i), from, policy_);
     } else {
@@ -340,9 +343,10 @@ class Producer {
   }
 
   // K and V where tokens lie in pages.
+  template <bool kPadded>
   __device__ __forceinline__ void load_pages(std::uint32_t k_at, std::uint32_t v_at, const KvBase& base, const Stage& stage, int filled,
                                              const int (&page)[C::kPasses]) const {
-    const int filled_k = filled_of(p_.head_dim, filled), filled_v = filled_of(p_.head_dim_v, filled);
+    const int filled_k = kPadded ? filled_of(p_.head_dim, filled) : filled, filled_v = kPadded ? filled_of(p_.head_dim_v, filled) : filled;
     const auto* k = reinterpret_cast<const unsigned char*>(base.k);
     const auto* v = reinterpret_cast<const unsigned char*>(base.v);
 #pragma unroll

@@ -40,6 +40,11 @@ struct Params {
   Line line;  // the schedule; its pointers are device pointers and tile_tokens is the kernel's
 
   bool general = false;  // a row of Q, K or V is aligned to less than 16 bytes, or a stride of K or V has more than 31 bits in bytes
+  bool padded = false;   // head_dim or head_dim_v is less than the variant's: columns beyond are zeros that nobody reads or writes outside
+  bool general_or_padded_pages = false;  // the copies that few calls need
+  bool has_sinks = false;
+  bool rules = false;    // there is a window, a tree, a soft-cap or ALiBi
+  int whole_tokens = 0;  // tokens of a stage whose copies need no conditions: all that it has room for; −1: never, columns are padded
   RowView q;             // [total_q, q_heads, head_dim]
   RowView o;             // [total_q, q_heads, head_dim_v]
   KvRows k;              // see problem.h, KvLayout
@@ -53,23 +58,11 @@ struct Params {
 
   int kv_heads = 1;
   int group = 1;
-  int head_dim = 0;  // of Q and K, and of V and O: multiples of 8, at most the variant's
-  int head_dim_v = 0;
-  bool padded = false;  // one of them is less: the columns beyond are zeros in shared memory that nobody reads or writes outside
+  int head_dim = 0;    // of Q and K: a multiple of 8, at most the variant's
+  int head_dim_v = 0;  // of V and O, likewise
   bool causal = true;
   float scale_log2 = 0.0f;  // scale·log2(e): logits in units of log2
   float lse_factor = 1.0f;  // LSE in the caller's base ÷ LSE in base 2
-
-  // Masks and logit rules (rules.cuh); the window is line.window_left.
-  bool rules = false;                   // there is a window, a tree, a soft-cap or ALiBi
-  float softcap_log2 = 0.0f;            // softcap·log2(e); 0: off
-  float softcap_scale = 0.0f;           // scale ÷ softcap
-  const float* alibi_slopes = nullptr;  // [q_heads], or null
-  // [total_q, tree_words], or null: bit j of a row allows the j-th of the seq's last q_len tokens
-  const std::uint32_t* tree_mask = nullptr;
-  std::int64_t tree_words = 0;
-  const float* sinks = nullptr;  // [q_heads] natural-log logits, or null
-  float sink_lse_factor = 1.0f;  // LSE in the caller's base ÷ natural
 
   int stages = 2;  // in flight
 
@@ -87,6 +80,16 @@ struct Params {
   float2* partial_rows = nullptr;     // [slots, consumer warps, rows of the warp]: (m in log2 units, ℓ)
   std::uint64_t* timeline = nullptr;  // [grid, marks] nanoseconds (timeline.cuh); used in a build for it only
   std::uint32_t* counters = nullptr;  // [2 levels, slots, kMaxConsumerWarps] arrivals, 0 between calls
+
+  // Of masks and logit rules (rules.cuh); the window is line.window_left. Last: a call without them does not read it.
+  float softcap_log2 = 0.0f;            // softcap·log2(e); 0: off
+  float softcap_scale = 0.0f;           // scale ÷ softcap
+  const float* alibi_slopes = nullptr;  // [q_heads], or null
+  // [total_q, tree_words], or null: bit j of a row allows the j-th of the seq's last q_len tokens
+  const std::uint32_t* tree_mask = nullptr;
+  std::int64_t tree_words = 0;
+  const float* sinks = nullptr;  // [q_heads] natural-log logits, or null
+  float sink_lse_factor = 1.0f;  // LSE in the caller's base ÷ natural
 };
 
 constexpr int kMaxConsumerWarps = 8;

@@ -117,6 +117,13 @@ __device__ __forceinline__ float ex2(float x) {
   return y;
 }
 
+// 1 ÷ x to an ulp; subnormals count as 0.
+__device__ __forceinline__ float reciprocal(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
 // --- Between thread blocks ---
 
 // Adds 1 and gives the value before. Everything this warp wrote before (after a __syncwarp) is seen by who reads the count, and the

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Masks and logit rules beyond causal: soft-cap, ALiBi, window, tree. Products of a stage become logits in log2 units; −inf where the row
-// does not see the token. Only stages with Stage::kRuled come here (plain_tokens in load.cuh); the end of the seq and causal are masked
-// in `weights` for every stage.
+// does not see the token. Only stages with Stage::kMasked come here (plain_tokens in load.cuh); the end of the seq and causal are masked
+// in `weights`.
 #pragma once
 
 #include "cuda/config.cuh"
@@ -23,10 +23,23 @@ __device__ __forceinline__ void start_rules(const SegmentInfo& info, const Param
     // Rows past the last stand in for it: they must not address a tree row.
     const int packed = min_of(info.first_row + group * C::kGroupRows + row, info.q_len * p.group - 1);
     const int token = packed / p.group, head = packed - token * p.group;
-    const float slope = p.alibi_slopes != nullptr ? __ldg(p.alibi_slopes + info.q_head + head) * kLog2E : 0.0f;
+    const float slope = p.alibi_slopes != nullptr ? p.alibi_slopes[info.q_head + head] * kLog2E : 0.0f;
     shared.row_rules[group][warp][row] = {info.kv_len - info.q_len + token, slope};
   }
   __syncwarp();
+}
+
+// tanh to 2^-22 of its value: a polynomial near 0, where 1 − 2 ÷ (e^2x + 1) would lose bits.
+__device__ __forceinline__ float hyperbolic_tangent(float x) {
+  constexpr float kNear = 0.6f;
+  const float square = x * x;
+  float near = fmaf(-0.006276390f, square, 0.021116216f);
+  near = fmaf(near, square, -0.053875137f);
+  near = fmaf(near, square, 0.133329242f);
+  near = fmaf(near, square, -0.333333313f);
+  near = fmaf(near * square, x, x);
+  const float far = fmaf(-2.0f, ptx::reciprocal(ptx::ex2(fabsf(x) * (2.0f * kLog2E)) + 1.0f), 1.0f);
+  return fabsf(x) < kNear ? near : copysignf(far, x);
 }
 
 // sums: Q·K of the warp's tokens, 16 of every 64. Each rule is one uniform branch over all of them.
@@ -34,48 +47,60 @@ template <class C>
 __device__ __forceinline__ void apply_rules(float (&sums)[C::kParts][C::kRowTiles][2][4], const Stage& stage, const SegmentInfo& info,
                                             const Params& p, const Shared<C>& shared, int group, int warp, int lane) {
   const RowRule* const rules = shared.row_rules[group][warp];
-  // change(product or logit, token of the stage, rule of the row) for every one of the lane's
-  const auto for_each = [&](const auto& change) {
+  const int first = warp * 16 + 2 * (lane % 4);  // the lane's first token of the stage
+  // change(product or logit, offset) for each of lane row i's tokens first + offset; offsets are constants
+  const auto for_each = [&](int i, const auto& change) {
 #pragma unroll
-    for (int i = 0; i < C::kLaneRows; ++i) {
-      const RowRule rule = rules[group_row<C>(i, lane)];
+    for (int part = 0; part < C::kParts; ++part) {
 #pragma unroll
-      for (int part = 0; part < C::kParts; ++part) {
+      for (int n = 0; n < 2; ++n) {
 #pragma unroll
-        for (int n = 0; n < 2; ++n) {
-#pragma unroll
-          for (int j = 0; j < 2; ++j) {
-            change(sums[part][i / C::kHalves][n][2 * (i % C::kHalves) + j], part * 64 + warp * 16 + n * 8 + 2 * (lane % 4) + j, rule);
-          }
-        }
+        for (int j = 0; j < 2; ++j) change(sums[part][i / C::kHalves][n][2 * (i % C::kHalves) + j], part * 64 + n * 8 + j);
       }
     }
   };
+  // Tokens from the lane's first one to the position of its row.
+  const auto ahead = [&](const RowRule& rule) { return rule.position - stage.token_begin - first; };
   if (p.softcap_log2 > 0.0f) {
-    for_each([&](float& logit, int, const RowRule&) { logit = p.softcap_log2 * tanhf(logit * p.softcap_scale); });
+#pragma unroll
+    for (int i = 0; i < C::kLaneRows; ++i) {
+      for_each(i, [&](float& logit, int) { logit = p.softcap_log2 * hyperbolic_tangent(logit * p.softcap_scale); });
+    }
   } else {
-    for_each([&](float& logit, int, const RowRule&) { logit *= p.scale_log2; });
+#pragma unroll
+    for (int i = 0; i < C::kLaneRows; ++i) for_each(i, [&](float& logit, int) { logit *= p.scale_log2; });
   }
   if (p.alibi_slopes != nullptr) {
-    for_each([&](float& logit, int token, const RowRule& rule) {
-      logit = fmaf(-rule.slope_log2, fabsf(static_cast<float>(rule.position - stage.token_begin - token)), logit);
-    });
+#pragma unroll
+    for (int i = 0; i < C::kLaneRows; ++i) {
+      const RowRule rule = rules[group_row<C>(i, lane)];
+      const float distance = static_cast<float>(ahead(rule));
+      for_each(i, [&](float& logit, int offset) { logit = fmaf(-rule.slope_log2, fabsf(distance - static_cast<float>(offset)), logit); });
+    }
   }
   const int window = p.line.window_left;
   if (window >= 0 && stage.token_begin < info.kv_len - 1 - window) {
-    for_each([&](float& logit, int token, const RowRule& rule) {
-      if (rule.position - stage.token_begin - token > window) logit = kMinusInfinity;
-    });
+#pragma unroll
+    for (int i = 0; i < C::kLaneRows; ++i) {
+      const int hidden = ahead(rules[group_row<C>(i, lane)]) - window;  // tokens of the lane's that lie before the window
+      for_each(i, [&](float& logit, int offset) {
+        if (offset < hidden) logit = kMinusInfinity;
+      });
+    }
   }
   const int first_new = info.kv_len - info.q_len;  // token of the seq; below 0 where there are fewer keys than query tokens
   if (p.tree_mask != nullptr && stage.token_begin + stage.tokens > first_new) {
     const std::int64_t q_begin = p.line.cu_seqlens_q ? p.line.cu_seqlens_q[info.seq] : static_cast<std::int64_t>(info.seq) * p.line.q_len;
-    for_each([&](float& logit, int token, const RowRule& rule) {
-      const int bit = stage.token_begin + token - first_new;
-      if (bit < 0 || token >= stage.tokens) return;
-      const std::int64_t row = q_begin + rule.position - first_new;
-      if ((__ldg(p.tree_mask + row * p.tree_words + bit / 32) >> bit % 32 & 1) == 0) logit = kMinusInfinity;
-    });
+#pragma unroll
+    for (int i = 0; i < C::kLaneRows; ++i) {
+      const int position = rules[group_row<C>(i, lane)].position;
+      const std::uint32_t* const row = p.tree_mask + (q_begin + position - first_new) * p.tree_words;
+      for_each(i, [&](float& logit, int offset) {
+        const int bit = stage.token_begin + first + offset - first_new;
+        if (bit < 0 || first + offset >= stage.tokens) return;
+        if ((row[bit / 32] >> bit % 32 & 1) == 0) logit = kMinusInfinity;
+      });
+    }
   }
 }
 

@@ -22,12 +22,6 @@ __device__ __forceinline__ Line fixed_line(const Line& line) {
   return fixed;
 }
 
-// A line that is known at compile time to have no window: as most have none, half the instructions of its functions.
-__device__ __forceinline__ Line without_window(Line line) {
-  line.window_left = -1;
-  return line;
-}
-
 // Whether all outputs are to have their own stretches, decided from the lengths by all producer threads together: the same in every block.
 template <class C>
 __device__ __forceinline__ bool own_stretches_pay(const Line& line, int tid, Shared<C>& shared) {

@@ -9,6 +9,12 @@
 
 namespace leanattn::cuda {
 
+#if defined(LEANATTN_TIMELINE)
+constexpr bool kKeepsTimeline = true;
+#else
+constexpr bool kKeepsTimeline = false;
+#endif
+
 enum class Mark {
   kEntry,       // the block runs
   kStretch,     // its stretch is known
@@ -28,9 +34,7 @@ constexpr int kMarks = static_cast<int>(Mark::kExit) + 1;
 static_assert(std::size(kMarkNames) == kMarks, "a name a mark, in their order");
 
 __device__ __forceinline__ void mark([[maybe_unused]] const Params& p, [[maybe_unused]] Mark which) {
-#if defined(LEANATTN_TIMELINE)
-  p.timeline[block_index() * kMarks + static_cast<int>(which)] = ptx::nanoseconds();
-#endif
+  if constexpr (kKeepsTimeline) p.timeline[block_index() * kMarks + static_cast<int>(which)] = ptx::nanoseconds();
 }
 
 }  // namespace leanattn::cuda

@@ -12,7 +12,7 @@ constexpr int kHeadDims[] = {64, 96, 128, 256};
 // of the largest.
 constexpr int kRowBlocks[] = {8, 16, 32, 64};
 
-// Kernel paths, fastest first. sm_90: clusters of blocks where they pay, compute capability 9.0 and later. portable: without, 8.0 and later.
+// Kernel paths, fastest first. sm_90: clusters of blocks where they pay, compute capability 9.0 and later. portable: none, 8.0 and later.
 constexpr const char* kPortable = "portable";
 constexpr const char* kPaths[] = {"sm_90", kPortable};
 
