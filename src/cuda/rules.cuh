@@ -23,8 +23,9 @@ __device__ __forceinline__ void start_rules(const SegmentInfo& info, const Param
     // Rows past the last stand in for it: they must not address a tree row.
     const int packed = min_of(info.first_row + group * C::kGroupRows + row, info.q_len * p.group - 1);
     const int token = packed / p.group, head = packed - token * p.group;
-    const float slope = p.alibi_slopes != nullptr ? p.alibi_slopes[info.q_head + head] * kLog2E : 0.0f;
-    shared.row_rules[group][warp][row] = {info.kv_len - info.q_len + token, slope};
+    RowRule& rule = shared.row_rules[group][warp][row];
+    rule.position = info.kv_len - info.q_len + token;
+    rule.slope_log2 = p.alibi_slopes != nullptr ? p.alibi_slopes[info.q_head + head] * kLog2E : 0.0f;
   }
   __syncwarp();
 }
