@@ -4,7 +4,7 @@
 usage: python bench/python_overhead.py [--device cpu|cuda] [--output FILE.jsonl]
 
 "empty" is a batch of no sequences: binding, checks and nothing else. "smallest" is one sequence of 16 tokens with one head, on one
-worker; on CUDA until the kernel is queued. CPU time of the calling thread, so that other programs count as little as they can: median of
+thread; on CUDA until the kernel is queued. CPU time of the calling thread, so that other programs count as little as they can: median of
 rounds, and the fastest.
 """
 
@@ -25,7 +25,7 @@ import leanattn.ops
 OPS = torch.ops.leanattn
 
 
-def time_us(call, device, calls=300, rounds=60):
+def time_us(call, device, calls=300, rounds=200):
     """Median and fastest round, in microseconds a call, of the thread's CPU time. On CUDA the queue is emptied between rounds."""
     for _ in range(100):
         call()
@@ -48,19 +48,18 @@ def ways(device, batch, tokens=16, head_dim=64):
     lens = torch.full((batch,), tokens, dtype=torch.int32, device=device)
     table = torch.arange(batch, dtype=torch.int32, device=device)[:, None]
     out = torch.empty_like(q)
-    one = leanattn.Options(workers=1)
     calls = {
-        "prepared call": leanattn.prepare(q, k, v, out, kv_lens=lens, options=one),
-        "leanattn.decode, torch, out given": lambda: leanattn.decode(q, k, v, kv_lens=lens, out=out, options=one),
-        "leanattn.decode_paged, torch, out given": lambda: leanattn.decode_paged(q, k, v, table, lens, out=out, options=one),
-        "torch.ops.leanattn.decode_out": lambda: OPS.decode_out(q, k, v, out, None, lens, workers=1),
-        "torch.ops.leanattn.decode_paged_out": lambda: OPS.decode_paged_out(q, k, v, out, None, table, lens, workers=1),
-        "torch.ops.leanattn.decode": lambda: OPS.decode(q, k, v, lens, workers=1),
+        "prepared call": leanattn.prepare(q, k, v, out, kv_lens=lens),
+        "leanattn.decode, torch, out given": lambda: leanattn.decode(q, k, v, kv_lens=lens, out=out),
+        "leanattn.decode_paged, torch, out given": lambda: leanattn.decode_paged(q, k, v, table, lens, out=out),
+        "torch.ops.leanattn.decode_out": lambda: OPS.decode_out(q, k, v, out, None, lens),
+        "torch.ops.leanattn.decode_paged_out": lambda: OPS.decode_paged_out(q, k, v, out, None, table, lens),
+        "torch.ops.leanattn.decode": lambda: OPS.decode(q, k, v, lens),
     }
     if device == "cpu":
         n = [array.numpy() for array in (q, k, v, lens, out)]
-        calls["leanattn.decode, NumPy, out given"] = lambda: leanattn.decode(*n[:3], kv_lens=n[3], out=n[4], options=one)
-        calls["leanattn.decode, NumPy"] = lambda: leanattn.decode(*n[:3], kv_lens=n[3], options=one)
+        calls["leanattn.decode, NumPy, out given"] = lambda: leanattn.decode(*n[:3], kv_lens=n[3], out=n[4])
+        calls["leanattn.decode, NumPy"] = lambda: leanattn.decode(*n[:3], kv_lens=n[3])
     return calls
 
 
@@ -83,7 +82,7 @@ def main():
     parser.add_argument("--output", help="JSON lines, appended")
     parser.add_argument("--commit", help="what is measured, where git does not know it")
     arguments = parser.parse_args()
-    torch.set_num_threads(1)
+    torch.set_num_threads(1)  # OpenMP's number, which is leanattn's default
     source = {
         "device": device_name(arguments.device),
         "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),

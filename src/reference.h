@@ -12,8 +12,8 @@ namespace leanattn {
 
 // Which rows to compute. Every seq is looked at in any case.
 struct Sample {
-  int kv_heads_per_seq = 0;  // KV heads of each seq, spread out and turning from seq to seq, with all their rows; 0: all
-  int threads = 0;           // 0: as many as the machine has
+  int kv_heads_per_seq = 0;                 // KV heads of each seq, spread out and turning from seq to seq, with all their rows; 0: all
+  int threads = 0;                          // 0: as many as the machine has
   const std::atomic<bool>* stop = nullptr;  // ends early once it is true, after the (seq, KV head) at hand; rows that are left stay NaN
 };
 
