@@ -130,9 +130,13 @@ cudaLaunchConfig_t launch_config(const Plan& plan, cudaStream_t stream) {
   return config;
 }
 
-void allow_shared_memory(const Plan& plan) {
-  require(cudaFuncSetAttribute(plan.kernel.function, cudaFuncAttributeMaxDynamicSharedMemorySize, plan.shared_bytes),
-          "cudaFuncSetAttribute");
+// What a launch may ask for. Always the same values: another host thread may be about to launch the kernel in another way.
+void allow_all(const Plan& plan) {
+  const auto allow = [&](cudaFuncAttribute which, int value) {
+    require(cudaFuncSetAttribute(plan.kernel.function, which, value), "cudaFuncSetAttribute");
+  };
+  allow(cudaFuncAttributeMaxDynamicSharedMemorySize, plan.device.most_shared_bytes);
+  if (code_architecture() >= 90) allow(cudaFuncAttributeNonPortableClusterSizeAllowed, 1);  // 9 to 16 blocks
 }
 
 cudaLaunchAttribute cluster_attribute(int blocks) {
@@ -158,13 +162,12 @@ std::array<int, kMaxCluster + 1> resident_clusters(Plan plan) {
     if (one.device == plan.device.id && one.function == plan.kernel.function && one.shared_bytes == plan.shared_bytes) return one.clusters;
   }
   std::array<int, kMaxCluster + 1> clusters{};
-  require(cudaFuncSetAttribute(plan.kernel.function, cudaFuncAttributeNonPortableClusterSizeAllowed, 1), "cudaFuncSetAttribute");
+  allow_all(plan);
   const int bytes = plan.shared_bytes;
   for (int blocks = 2; blocks <= kMaxCluster; ++blocks) {
     plan.shared_bytes = bytes + exchange_bytes(plan.kernel, blocks);
     if (plan.shared_bytes > plan.device.most_shared_bytes) break;
     plan.grid = dim3(static_cast<unsigned>(blocks));
-    allow_shared_memory(plan);
     cudaLaunchConfig_t config = launch_config(plan, nullptr);
     cudaLaunchAttribute attribute = cluster_attribute(blocks);
     config.attrs = &attribute;
@@ -368,7 +371,7 @@ void decode(const Problem& problem, const Options& options, std::span<std::byte>
   check_device_workspace(workspace.data());
   if (problem.batch == 0 || problem.q_len == 0) return;
   Params params = make_params(problem, plan, workspace.data());
-  allow_shared_memory(plan);
+  allow_all(plan);
   cudaLaunchConfig_t config = launch_config(plan, static_cast<cudaStream_t>(options.stream));
   cudaLaunchAttribute attributes[2];
   config.attrs = attributes;
