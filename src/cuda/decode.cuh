@@ -103,7 +103,7 @@ __global__ void __launch_bounds__(C::kThreads, 1) decode_kernel(const __grid_con
   auto& shared = *reinterpret_cast<Shared<C>*>(memory + p.stages * (2 * C::kStageBytes + C::kQBytes));
   const bool produces = threadIdx.x >= C::kConsumers;
   touch(p);
-  if (__builtin_expect(produces, 1)) {  // first in the code: instructions come from memory too, and everything waits for the first copies
+  if (__builtin_expect(produces, 1)) {  // before any set-up: everything waits for the first copies, and instructions come from memory too
     Producer<C> producer(p, threadIdx.x - C::kConsumers, stages_at, q_ring_at, shared);
     ptx::let_next_kernel_start();
     ptx::wait_for_previous_kernel();
