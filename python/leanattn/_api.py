@@ -76,6 +76,15 @@ def _native(options: Options | None) -> _core.Options | None:
     return None if options is None else options._native
 
 
+def _scale(scale: float | None) -> float:
+    """0 stands for the default from here on."""
+    if scale is None:
+        return 0.0
+    if scale == 0:
+        raise ValueError("scale 0: a number above 0, or None for 1/sqrt(head_dim)")
+    return scale
+
+
 def _base2(lse_base: Any) -> bool:
     try:
         return _BASES[lse_base]
@@ -192,7 +201,7 @@ def decode(
     if isinstance(cu_seqlens_kv, (list, tuple)):
         cu_seqlens_kv = _arrays.from_list(cu_seqlens_kv, _arrays.int32(q), q)
     small = (kv_lens, None, cu_seqlens_q, cu_seqlens_kv, tree_mask, alibi_slopes, sinks)
-    plain = (q_len, heads_first, causal, window_left, scale or 0.0, softcap, _base2(lse_base))
+    plain = (q_len, heads_first, causal, window_left, _scale(scale), softcap, _base2(lse_base))
     return _call(q, k, v, out, lse, small, plain, return_lse=return_lse, options=options, workspace=workspace, stream=stream)
 
 
@@ -237,7 +246,7 @@ def decode_paged(
     if isinstance(cu_seqlens_q, (list, tuple)):
         cu_seqlens_q = _arrays.from_list(cu_seqlens_q, _arrays.int32(q), q)
     small = (kv_lens, block_table, cu_seqlens_q, None, tree_mask, alibi_slopes, sinks)
-    plain = (q_len, _heads_first(kv_layout), causal, window_left, scale or 0.0, softcap, _base2(lse_base))
+    plain = (q_len, _heads_first(kv_layout), causal, window_left, _scale(scale), softcap, _base2(lse_base))
     return _call(q, k_cache, v_cache, out, lse, small, plain, return_lse=return_lse, options=options, workspace=workspace, stream=stream)
 
 
@@ -292,7 +301,7 @@ def prepare(
         heads_first,
         causal,
         window_left,
-        scale or 0.0,
+        _scale(scale),
         softcap,
         _base2(lse_base),
         _native(options),
@@ -334,7 +343,7 @@ def reference(
     """
     lens = [_arrays.host(_arrays.from_list(array, _arrays.int32(q), q)) for array in (kv_lens, block_table, cu_seqlens_q, cu_seqlens_kv)]
     rules = [_arrays.host(array) for array in (tree_mask, alibi_slopes, sinks)]
-    plain = (q_len, _heads_first(kv_layout), causal, window_left, scale or 0.0, softcap, _base2(lse_base))
+    plain = (q_len, _heads_first(kv_layout), causal, window_left, _scale(scale), softcap, _base2(lse_base))
     arguments: list[Any] = [*(_arrays.host(array) for array in (q, k, v)), *lens, *rules, *plain]
     o, lse, o_error, lse_error = _core.reference(*arguments)
     shape = _out_shape(q, v)

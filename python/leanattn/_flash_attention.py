@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from numbers import Integral
 from typing import Any
 
 from . import _api, _arrays
@@ -15,15 +16,27 @@ def _check_room(pos: Any, room: int, block_table: Any, pages: int, page_of: Any)
     if pos.shape[0] == 0 or pos.shape[1] == 0:
         return
     for seq in range(pos.shape[0]):
-        first, last = int(pos[seq, 0]), int(pos[seq, -1])
-        if first < 0 or last >= room:
-            raise ValueError(f"seq {seq}: kv_len {first} and {last - first + 1} new tokens are outside 0 to {room}, the room of the cache")
+        first, tokens = int(pos[seq, 0]), pos.shape[1]
+        if first < 0 or first + tokens > room:
+            raise ValueError(f"seq {seq}: kv_len {first} and {tokens} new tokens are outside 0 to {room}, the room of the cache")
         if block_table is None:
             continue
         for slot in sorted({int(slot) for slot in page_of[seq]}):
             page = int(block_table[seq, slot])
             if not 0 <= page < pages:
                 raise ValueError(f"seq {seq} slot {slot}: page {page} is outside num_pages {pages}")
+
+
+def _check_new(k: Any, v: Any, k_cache: Any, v_cache: Any, heads_axis: int) -> None:
+    """What would otherwise be repeated along an axis, or rounded, without a word."""
+    if len(k.shape) != 4:
+        raise ValueError(f"k of shape {list(k.shape)}: [batch, new tokens, kv_heads, d] is needed")
+    for name, new, cache in (("k", k, k_cache), ("v", v, v_cache)):
+        needed = [k.shape[0], k.shape[1], cache.shape[heads_axis], cache.shape[3]]
+        if list(new.shape) != needed:
+            raise ValueError(f"{name} of shape {list(new.shape)}: [batch, new tokens, kv_heads, d] = {needed} is needed")
+        if new.dtype != cache.dtype:
+            raise ValueError(f"{name} of {new.dtype}: {cache.dtype} is needed, as {name}_cache is")
 
 
 def append_kv(
@@ -42,12 +55,14 @@ def append_kv(
     k_cache, v_cache  [batch, n, kv_heads, d], or with block_table [pages, page_size, kv_heads, d]; "HND": heads before tokens
     kv_lens           [batch] int32 tokens that are there already; it is not changed
 
-    Raises ValueError where the cache has no room (in host memory; on CUDA that is not looked at), and for JAX arrays.
+    Raises ValueError for shapes or dtypes that do not fit, where the cache has no room (in host memory; on CUDA that is not looked at),
+    and for JAX arrays; then nothing is written.
     """
     if _arrays.framework(k_cache) == "jax":
         raise ValueError("append_kv with JAX arrays: JAX arrays are not written to")
     xp = _arrays.module(k_cache)
     heads_first = _api._heads_first(kv_layout)
+    _check_new(k, v, k_cache, v_cache, 1 if heads_first else 2)
     kv_lens = _arrays.from_list(kv_lens, _arrays.int32(k_cache), k_cache)
     if kv_lens.shape != (k.shape[0],):
         raise ValueError(f"kv_lens of shape {list(kv_lens.shape)}: [batch] = [{k.shape[0]}] is needed")
@@ -94,7 +109,8 @@ def flash_attn_with_kvcache(
 
     q                 [batch, q_len, q_heads, d]
     k_cache, v_cache  [batch, n, kv_heads, d], or with block_table [pages, page_size, kv_heads, d]; any page size
-    k, v              [batch, new tokens, kv_heads, d]: first written in place behind cache_seqlens tokens, then attended to
+    k, v              [batch, new tokens, kv_heads, d]: first written in place behind cache_seqlens tokens, then attended to; they stay
+                      written where the call is refused for its other arguments
     cache_seqlens     [batch] int32, or one number for all: tokens in the cache before k. None: the whole cache
     cache_batch_idx   [batch] int32: the row of the cache of each sequence; not with block_table
     block_table       [batch, max_pages] int32
@@ -119,8 +135,8 @@ def flash_attn_with_kvcache(
         block_table = cache_batch_idx[:, None]
     elif cache_batch_idx is not None:
         raise ValueError("cache_batch_idx with block_table: one of them")
-    if isinstance(cache_seqlens, int):
-        cache_seqlens = [cache_seqlens] * batch
+    if isinstance(cache_seqlens, Integral):
+        cache_seqlens = [int(cache_seqlens)] * batch
     if k is not None and v is not None:
         if cache_seqlens is None:
             raise ValueError("k and v without cache_seqlens: how many tokens are in the cache before them?")

@@ -82,7 +82,7 @@ def _decode_out(
         kv_lens = _api._full_lens(q, k, heads_first)
     _core.decode(
         q, k, v, out, lse, kv_lens, block_table, cu_seqlens_q, cu_seqlens_kv, tree_mask, alibi_slopes, sinks, q_len, heads_first, causal,
-        window_left, scale or 0.0, softcap, lse_base2, _options(policy, batch_invariant, workers), None, None,
+        window_left, _api._scale(scale), softcap, lse_base2, _options(policy, batch_invariant, workers), None, None,
     )  # fmt: skip
 
 
@@ -172,7 +172,7 @@ def traced(q, k, v, out, lse, small, plain, return_lse, options, workspace, stre
         "causal": causal,
         "window_left": window_left,
         "tree_mask": tree_mask,
-        "scale": scale,
+        "scale": scale or None,
         "softcap": softcap,
         "alibi_slopes": alibi_slopes,
         "sinks": sinks,

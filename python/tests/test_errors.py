@@ -81,6 +81,13 @@ def test_refused_outputs_and_options(rng, changes, sentence):
         make_problem(rng).run(**changes)
 
 
+def test_scale_0_is_not_the_default(rng):
+    problem = make_problem(rng)
+    for call in (leanattn.decode, leanattn.reference):
+        with pytest.raises(ValueError, match="scale 0: a number above 0, or None"):
+            call(problem.q, problem.k, problem.v, scale=0.0)
+
+
 def test_options_know_their_names():
     with pytest.raises(ValueError, match="policy best: known are lean, fa2, flashdecoding"):
         leanattn.Options(policy="best")

@@ -131,6 +131,26 @@ def test_append_kv(rng, arrays, kv_layout):
     np.testing.assert_array_equal(back(o), problem.run())
 
 
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"v": np.ones((2, 3, 1, 64), np.float32)}, r"v of shape \[2, 3, 1, 64\]: .* = \[2, 3, 2, 64\] is needed"),
+        ({"v": np.ones((2, 1, 2, 64), np.float32)}, r"v of shape \[2, 1, 2, 64\]"),
+        ({"k": np.ones((2, 2, 64), np.float32)}, r"k of shape \[2, 2, 64\]"),
+        ({"k": np.ones((2, 3, 2, 64))}, "k of float64: float32 is needed, as k_cache is"),
+        ({"kv_lens": [2**31 - 1, 4]}, "seq 0: kv_len 2147483647 and 3 new tokens are outside 0 to 16"),
+        ({"kv_lens": [0, 14]}, "seq 1: kv_len 14 and 3 new tokens"),
+    ],
+)
+def test_append_kv_refuses_what_does_not_fit_and_writes_nothing(changes, sentence):
+    cache = np.zeros((2, 16, 2, 64), np.float32)
+    new = np.ones((2, 3, 2, 64), np.float32)
+    arguments = {"k": new, "v": new, "kv_lens": [0, 4]} | changes
+    with pytest.raises(ValueError, match=sentence), np.errstate(over="ignore"):
+        leanattn.append_kv(arguments["k"], arguments["v"], cache, cache, arguments["kv_lens"])
+    assert (cache == 0).all()
+
+
 def test_append_kv_refuses_a_page_that_is_not_there():
     cache = np.zeros((4, 16, 2, 64), np.float32)
     new = np.ones((1, 1, 2, 64), np.float32)
