@@ -61,6 +61,23 @@ TEST(OwnCut, LongWorkTakesWholeTheDevice) {
   EXPECT_EQ(own_cut(h200(1 << 20, 1 << 20)).stretches, 0);
 }
 
+// The search leaves out numbers of clusters that cannot be faster: none that fits is.
+TEST(OwnCut, NothingThatFitsIsFaster) {
+  schedule_test::Random random(2);
+  for (int i = 0; i < 3000; ++i) {
+    Work work = h200(random.between(1, random.one_in(3) ? 132 : 12), random.between(1, random.one_in(2) ? 400 : 100000));
+    if (random.one_in(3)) work.blocks = random.between(1, 132);
+    const OwnCut cut = own_cut(work);
+    const double chosen_us = cut.stretches == 0 ? across_us(work) : own_cut_us(work, cut.cluster, cut.stretches / cut.cluster);
+    for (int cluster = 1; cluster <= kMaxCluster; ++cluster) {
+      for (std::int64_t joined = 1; joined <= most_joined(work, cluster); ++joined) {
+        ASSERT_GE(own_cut_us(work, cluster, joined), chosen_us)
+            << work.outputs << " outputs of " << work.tiles << " tiles: " << joined << " clusters of " << cluster;
+      }
+    }
+  }
+}
+
 // More context never takes fewer blocks away from it than half: a bound twice as long is no reason to collapse.
 TEST(OwnCut, LongerContextsKeepTheirBlocks) {
   for (std::int64_t outputs = 1; outputs <= 66; ++outputs) {

@@ -104,7 +104,8 @@ struct Plan {
   Device device;
   Kernel kernel;
   Line line;
-  int head_dim = 0;  // of the variant
+  int architecture = 0;  // of the kernels' code (code_architecture)
+  int head_dim = 0;      // of the variant
   int rows = 0;
   dim3 grid{};
   int stages = 0;
@@ -136,7 +137,7 @@ void allow_all(const Plan& plan) {
     require(cudaFuncSetAttribute(plan.kernel.function, which, value), "cudaFuncSetAttribute");
   };
   allow(cudaFuncAttributeMaxDynamicSharedMemorySize, plan.device.most_shared_bytes);
-  if (code_architecture() >= 90) allow(cudaFuncAttributeNonPortableClusterSizeAllowed, 1);  // 9 to 16 blocks
+  if (plan.architecture >= 90) allow(cudaFuncAttributeNonPortableClusterSizeAllowed, 1);  // 9 to 16 blocks
 }
 
 cudaLaunchAttribute cluster_attribute(int blocks) {
@@ -206,6 +207,7 @@ void own_stretches(const Problem& problem, std::int64_t most_tiles, bool in_clus
 Plan make_plan(const Problem& problem, const Options& options) {
   Plan plan;
   plan.device = current_device();
+  plan.architecture = code_architecture();
   if (options.cuda_path != nullptr &&
       std::find(std::begin(kPaths), std::end(kPaths), std::string_view(options.cuda_path)) == std::end(kPaths)) {
     std::string names;
@@ -248,7 +250,7 @@ Plan make_plan(const Problem& problem, const Options& options) {
   }
   const std::int64_t most_tiles = std::max<std::int64_t>((most_tokens + line.tile_tokens - 1) / line.tile_tokens, 1);
   if (options.policy == Policy::kLean && options.workers == 0 && problem.cu_seqlens_q == nullptr && most_rows <= plan.rows) {
-    own_stretches(problem, most_tiles, code_architecture() >= 90 && !is_portable(options), plan);
+    own_stretches(problem, most_tiles, plan.architecture >= 90 && !is_portable(options), plan);
   }
   if (options.policy == Policy::kFlashDecoding) {
     const std::int64_t row_blocks = (most_rows + plan.rows - 1) / plan.rows;
@@ -375,7 +377,7 @@ void decode(const Problem& problem, const Options& options, std::span<std::byte>
   cudaLaunchConfig_t config = launch_config(plan, static_cast<cudaStream_t>(options.stream));
   cudaLaunchAttribute attributes[2];
   config.attrs = attributes;
-  if (options.programmatic_launch && code_architecture() >= 90) {  // code for less does not wait for the kernel before (ptx.cuh)
+  if (options.programmatic_launch && plan.architecture >= 90) {  // code for less does not wait for the kernel before (ptx.cuh)
     attributes[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attributes[config.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
   }

@@ -33,40 +33,69 @@ struct OwnCut {
 // Tiles a stretch from which it pays to join a second cluster (Line::join_cost_grains).
 constexpr int kJoinCostTiles = 3;
 
+// Parts in the workspace that are fetched at once (merge_vector in cluster.cuh).
+constexpr int kJoinBatch = 8;
+
 // Share of the memory's speed that so many of all blocks reach: half of them 82 %, nine tenths 98 %.
 inline double streaming(double share) { return std::min(1.0, share * (2.55 - 1.55 * share)) * (1.0 - 0.15 * (1.0 - share)); }
 
-inline OwnCut own_cut(const Work& work) {
-  constexpr double kBlockBytesPerUs = 35.6e3, kLoneBlockBytesPerUs = 60e3;  // all blocks together, a few alone
-  constexpr double kAcrossUs = 3.5;                                         // search of the stretch, and the merge through memory
+inline double bytes_of(const Work& work) {
+  return static_cast<double>(work.outputs) * static_cast<double>(work.tiles) * static_cast<double>(work.tile_bytes);
+}
+
+// Time to read all of it on all blocks.
+inline double reading_us(const Work& work) {
+  constexpr double kBlockBytesPerUs = 35.6e3;
+  return bytes_of(work) / (kBlockBytesPerUs * work.blocks);
+}
+
+// Estimated time of a call with stretches across outputs.
+inline double across_us(const Work& work) {
+  constexpr double kAcrossUs = 3.5;  // search of the stretch, and the merge through memory
+  return reading_us(work) + kAcrossUs;
+}
+
+// Estimated time of a call whose outputs have stretches of their own: `joined` clusters of `cluster` blocks each.
+inline double own_cut_us(const Work& work, int cluster, std::int64_t joined) {
+  constexpr double kLoneBlockBytesPerUs = 60e3;
   constexpr double kClusterUs = 1.0, kRankUs = 0.03, kJoinUs = 1.3, kJoinBatchUs = 0.4;
   constexpr double kUnevenClusterUs = 0.3;  // of a size that is no power of two: slices and stretches come out uneven
+  const double blocks = static_cast<double>(work.outputs * cluster * joined);
+  const double stretch_bytes = bytes_of(work) / blocks;  // tiles are a bound, so how they divide says nothing
+  double us = std::max(reading_us(work) / streaming(blocks / work.blocks), stretch_bytes / kLoneBlockBytesPerUs);
+  if (cluster > 1) us += kClusterUs + kRankUs * cluster;
+  if (!std::has_single_bit(static_cast<unsigned>(cluster))) us += kUnevenClusterUs;
+  if (joined > 1) us += kJoinUs + kJoinBatchUs * static_cast<double>((joined - 1) / kJoinBatch);
+  return us;
+}
+
+// Clusters that an output may have: as many as fit beside those of the others and have a tile; 0 where not every output gets one.
+inline std::int64_t most_joined(const Work& work, int cluster) {
+  const std::int64_t room = cluster == 1 ? work.blocks : std::min(work.clusters[cluster], work.blocks / cluster);
+  if (work.outputs > room) return 0;
+  if (cluster == 1) return 1;  // alone, a block has nobody to merge with
+  Line line;
+  line.output_stretches = static_cast<int>(cluster * (room / work.outputs));
+  line.cluster_stretches = cluster;
+  line.join_cost_grains = kJoinCostTiles;
+  return own_stretches(line, static_cast<int>(std::min<std::int64_t>(work.tiles, 1 << 30))) / cluster;
+}
+
+inline OwnCut own_cut(const Work& work) {
   OwnCut best;
-  const double bytes = static_cast<double>(work.outputs) * static_cast<double>(work.tiles) * static_cast<double>(work.tile_bytes);
-  double best_us = bytes / (kBlockBytesPerUs * work.blocks) + kAcrossUs;
+  double best_us = across_us(work);
   for (int cluster = 1; cluster <= kMaxCluster; ++cluster) {
-    const std::int64_t room = cluster == 1 ? work.blocks : std::min(work.clusters[cluster], work.blocks / cluster);
-    if (work.outputs > room) continue;
-    const std::int64_t most = cluster == 1 ? 1 : room / work.outputs;  // clusters an output: alone, a block has nobody to merge with
-    for (std::int64_t joined = 1; joined <= most; ++joined) {
-      Line line;
-      line.output_stretches = static_cast<int>(cluster * joined);
-      line.cluster_stretches = cluster;
-      line.join_cost_grains = kJoinCostTiles;
-      const int tiles = static_cast<int>(std::min<std::int64_t>(work.tiles, 1 << 30));
-      const int stretches = own_stretches(line, tiles);
-      if (stretches < line.output_stretches) break;  // no use for so many
-      const double blocks = static_cast<double>(work.outputs * stretches);
-      const double stretch_bytes = bytes / blocks;  // tiles are a bound, so how they divide says nothing
-      double us =
-          std::max(bytes / (kBlockBytesPerUs * work.blocks * streaming(blocks / work.blocks)), stretch_bytes / kLoneBlockBytesPerUs);
-      if (cluster > 1) us += kClusterUs + kRankUs * cluster;
-      if (!std::has_single_bit(static_cast<unsigned>(cluster))) us += kUnevenClusterUs;
-      if (joined > 1) us += kJoinUs + kJoinBatchUs * static_cast<double>((joined - 1) / 8);
+    const std::int64_t most = most_joined(work, cluster);
+    // Every call on the host comes here: of the numbers that merge in as many batches only the largest, which is the fastest of them.
+    std::int64_t joined = 1;
+    while (joined <= most) {
+      const double us = own_cut_us(work, cluster, joined);
       if (us < best_us) {
         best_us = us;
-        best = {line.output_stretches, cluster};
+        best = {static_cast<int>(cluster * joined), cluster};
       }
+      if (joined == most) break;
+      joined = std::min(most, (joined / kJoinBatch + 1) * kJoinBatch);
     }
   }
   return best;
