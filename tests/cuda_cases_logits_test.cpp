@@ -77,16 +77,7 @@ TEST_F(CudaCases, N7_SinkWithoutKeys) {
         DeviceProblem device(p);
         each_way(p, device, [&](const Options& options, const Bits&) {
           EXPECT_TRUE(is_right(p, reference)) << device_text_of(options) << " sink " << sink << base;
-          int empty = 0;
-          for (std::int64_t row = 0; row < data.rows(); ++row) {
-            if (reference.row[static_cast<std::size_t>(row)] != Reference::kWithoutKeys) continue;
-            ++empty;
-            for (int i = 0; i < 64; ++i) ASSERT_EQ(std::bit_cast<std::uint32_t>(data.o_at(row, i)), 0u) << device_text_of(options);
-            if (base[0] == '\0') {
-              ASSERT_EQ(data.lse_at(row), std::strtof(sink, nullptr)) << device_text_of(options);
-            }
-          }
-          ASSERT_EQ(empty, (70 + 200 + 199) * 4);
+          expect_sinks_alone(data, reference, sink, (70 + 200 + 199) * 4, device_text_of(options));
         });
       }
     }
@@ -99,28 +90,10 @@ TEST_F(CudaCases, H9_NothingBeforeTheWindowIsAddressed) {
   for (const char* shape :
        {"- 8 2 64 20k,20003,1k,1030,7 window=1024 page=16", "- 8 2 128 20k,20003,1k,1030,7 window=1024 page=16 dtype=f16"}) {
     CaseData data(parse_case(shape));
-    Problem p = data.problem();
-    const std::int64_t stride = block_table_stride(p);
+    const Problem p = data.problem();
     ASSERT_EQ(seq_first_token(p, 1), 20003 - 1 - 1024);
     const Reference reference = compute_reference(p);
-    std::vector<std::int32_t> used(p.block_table, p.block_table + stride * p.batch);
-    std::vector<bool> is_used(used.size());
-    std::vector<bool> page_is_used(static_cast<std::size_t>(p.num_pages));
-    for (int seq = 0; seq < p.batch; ++seq) {
-      for (int token = seq_first_token(p, seq); token < seq_kv_len(p, seq); ++token) {
-        const auto slot = static_cast<std::size_t>(seq * stride + token / 16);
-        is_used[slot] = true;
-        page_is_used[static_cast<std::size_t>(used[slot])] = true;
-      }
-    }
-    const auto nan_page = std::find(page_is_used.begin(), page_is_used.end(), false) - page_is_used.begin();
-    ASSERT_LT(nan_page, p.num_pages);
-    for (const std::int32_t entry : {-1, static_cast<std::int32_t>(nan_page), std::numeric_limits<std::int32_t>::min()}) {
-      std::vector<std::int32_t> table = used;
-      for (std::size_t slot = 0; slot < table.size(); ++slot) table[slot] = is_used[slot] ? table[slot] : entry;
-      p.block_table = table.data();
-      expect_right_on_device(p, reference);
-    }
+    with_unused_slots(p, [&](const Problem& changed, std::int32_t) { expect_right_on_device(changed, reference); });
   }
 }
 

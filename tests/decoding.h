@@ -10,6 +10,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
+#include <limits>
 #include <map>
 #include <string>
 #include <tuple>
@@ -345,5 +346,45 @@ struct Part {
   std::vector<std::int32_t> cu_seqlens_q, cu_seqlens_kv;
   Problem problem;
 };
+
+// The outputs of all rows without a key, of which there are `rows`: O is 0 to the bit, and LSE, as a natural logarithm, the sink itself.
+inline void expect_sinks_alone(const CaseData& data, const Reference& reference, const char* sink, int rows, const std::string& what) {
+  const Problem p = data.problem();
+  int empty = 0;
+  for (std::int64_t row = 0; row < data.rows(); ++row) {
+    if (reference.row[static_cast<std::size_t>(row)] != Reference::kWithoutKeys) continue;
+    ++empty;
+    for (int i = 0; i < head_dim_v(p); ++i) ASSERT_EQ(std::bit_cast<std::uint32_t>(data.o_at(row, i)), 0u) << what;
+    if (p.lse_base == LseBase::kNatural) {
+      ASSERT_EQ(data.lse_at(row), std::strtof(sink, nullptr)) << what;
+    }
+  }
+  ASSERT_EQ(empty, rows) << what;
+}
+
+// visit(problem, entry) with `entry` in every slot of the block table that no row of the paged problem needs: −1, a page that no seq uses,
+// the least int.
+template <class Visit>
+void with_unused_slots(Problem problem, Visit visit) {
+  const std::int64_t stride = block_table_stride(problem);
+  const std::vector<std::int32_t> used(problem.block_table, problem.block_table + stride * problem.batch);
+  std::vector<bool> is_used(used.size());
+  std::vector<bool> page_is_used(static_cast<std::size_t>(problem.num_pages));
+  for (int seq = 0; seq < problem.batch; ++seq) {
+    for (int token = seq_first_token(problem, seq); token < seq_kv_len(problem, seq); ++token) {
+      const auto slot = static_cast<std::size_t>(seq * stride + token / problem.page_size);
+      is_used[slot] = true;
+      page_is_used[static_cast<std::size_t>(used[slot])] = true;
+    }
+  }
+  const auto nan_page = std::find(page_is_used.begin(), page_is_used.end(), false) - page_is_used.begin();
+  ASSERT_LT(nan_page, problem.num_pages);
+  for (const std::int32_t entry : {-1, static_cast<std::int32_t>(nan_page), std::numeric_limits<std::int32_t>::min()}) {
+    std::vector<std::int32_t> table = used;
+    for (std::size_t slot = 0; slot < table.size(); ++slot) table[slot] = is_used[slot] ? table[slot] : entry;
+    problem.block_table = table.data();
+    visit(problem, entry);
+  }
+}
 
 }  // namespace leanattn::testing
