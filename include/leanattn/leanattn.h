@@ -151,7 +151,7 @@ typedef struct leanattn_options {
   leanattn_head_order head_order;
   int32_t batch_invariant;     /* not 0: a row's bits depend on its own sequence only, under every policy and worker count */
   int32_t workers;             /* CPU: stretches of the lean cut, at most 65536, on the machine's threads; 0: one a thread.
-                                 CUDA: thread blocks, at most one a multiprocessor; 0: all */
+                                 CUDA: thread blocks, at most one a multiprocessor, and no clusters of them; 0: all */
   leanattn_executor executor;  /* CPU. run == NULL: the library's own threads; else workers must be given */
   const char* cpu_isa;         /* CPU: a name of leanattn_cpu_isa; NULL: the fastest */
   void* stream;                /* CUDA: the cudaStream_t of the current device; NULL: the default stream */

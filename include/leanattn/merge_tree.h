@@ -7,10 +7,10 @@
 
 namespace leanattn {
 
-// Its leaves are the chunks of an output; node (level, index) covers chunks index·2^level up to
-// (index + 1)·2^level; what lies past the last chunk is missing. A run of chunks is a row of the largest nodes that fit (next_node), and
-// siblings merge as they meet. The row of a whole output then merges from its right end: a node without a right sibling counts as its
-// parent. So the order of every addition is that of the one tree, wherever the line was cut.
+// The tree's leaves are the chunks of an output; node (level, index) covers chunks index·2^level up to (index + 1)·2^level; what lies past
+// the last chunk is missing. A run of chunks is a row of the largest nodes that fit (next_node), and siblings merge as they meet. The row
+// of a whole output then merges from its right end: a node without a right sibling counts as its parent. So the order of every addition
+// is that of the one tree, wherever the line was cut.
 struct TreeNode {
   int level = 0;
   int index = 0;

@@ -137,7 +137,8 @@ struct Options {
   bool batch_invariant = false;             // a row's bits depend on its own sequence only, under every policy and worker count
   std::int32_t workers = 0;                 // CPU: stretches of the lean cut, at most 65536, on at most as many threads as the machine
                                             // offers; 0: one a thread (OpenMP's count). An executor needs it.
-                                            // CUDA: thread blocks, at most one a multiprocessor, so that the others stay free; 0: all
+                                            // CUDA: thread blocks, at most one a multiprocessor, so that the others stay free, and no
+                                            // clusters of them, which start only where a whole one fits; 0: all
   Executor executor{};                      // CPU. run == null: the library's own threads
   const char* cpu_isa = nullptr;            // CPU: a name of cpu_isas(); null: the fastest. For tests and comparisons
   void* stream = nullptr;            // CUDA: the cudaStream_t of the current device that the call is queued on; null: the default one

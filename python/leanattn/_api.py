@@ -28,7 +28,8 @@ class Options:
                          heuristic; "fa2": a worker an output
     head_order           KV heads "along" the line or "beside" each other; "auto" lets the backend choose
     batch_invariant      a row's bits depend on its own sequence only, under every policy and worker count
-    workers              CPU: at most so many threads, 0: OpenMP's number. CUDA: thread blocks, 0: one a multiprocessor
+    workers              CPU: at most so many threads, 0: OpenMP's number. CUDA: thread blocks, and no clusters of them; 0: one a
+                         multiprocessor
     programmatic_launch  CUDA: start while the kernel before is ending (compute capability 9.0)
     cpu_isa, cuda_path   a name that info() lists; None: the fastest
 
