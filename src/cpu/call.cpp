@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "leanattn/merge_tree.h"
+#include "leanattn/splits.h"
 #include "numeric.h"
 #include "problem_view.h"
 #include "src/cpu/threads.h"
