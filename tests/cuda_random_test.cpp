@@ -131,7 +131,8 @@ void count(const DeviceDraw& draw, const Options& options, std::map<std::string,
   ++seen["layout " + std::to_string(static_cast<int>(c.layout))];
   ++seen["head order " + std::to_string(static_cast<int>(c.head_order))];
   ++seen["LSE " + std::to_string(static_cast<int>(c.lse))];
-  ++seen["variant " + std::to_string(cuda::padded_head_dim(c.head_dim, c.head_dim_v))];
+  ++seen["columns " + std::to_string(*std::find_if(std::begin(cuda::kHeadDims), std::end(cuda::kHeadDims),
+                                                   [&](int columns) { return columns >= std::max(c.head_dim, c.head_dim_v); }))];
   ++seen["head_dim " + std::to_string(c.head_dim)];
   seen["head_dim_v"] += c.head_dim_v != c.head_dim;
   seen["interleaved"] += c.interleaved;
