@@ -134,8 +134,8 @@ struct SharedCache {
     }
   }
 
-  // Error of the naive computation of O's first dim: float32, token after token, weights rounded to the inputs' type. It earns the tolerance
-  // of contexts so long that float32 itself gives out, as in reference.h.
+  // Error of the naive computation of O's first dim: float32, token after token, weights rounded to the inputs' type. It earns the
+  // tolerance of contexts so long that float32 itself gives out, as in reference.h.
   double naive_error(std::size_t seq, int row, const Sums& all) const {
     const DType dtype = problem.q_dtype;
     std::vector<float> weights, products;  // of [page, token]
@@ -184,8 +184,8 @@ struct SharedCache {
       const double right = all.values[i] / all.weight, tolerance = naive + ulp * (all.sizes[i] / all.weight + std::abs(right));
       if (!(std::abs(o(i) - right) <= tolerance)) return "O is " + std::to_string(o(i)) + ", right is " + std::to_string(right);
     }
-    // LSE is summed before weights are rounded; float32 sums walk at random, an ulp at each of a sequence's tiles. A tile too many or too few
-    // among thousands shows.
+    // LSE is summed before weights are rounded; float32 sums walk at random, an ulp at each of a sequence's tiles. A tile too many or too
+    // few among thousands shows.
     const double right = std::log(all.weight), tolerance = 1e-5 + 0x1p-23 * std::sqrt(len / 64.0);
     return std::abs(lse - right) <= tolerance ? "" : "LSE is " + std::to_string(lse) + ", right is " + std::to_string(right);
   }
