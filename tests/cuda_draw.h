@@ -32,8 +32,6 @@ struct DeviceDraw {
   int cpu_workers = 0;  // 0: not compared with the CPU backend
 };
 
-constexpr int kProblemsWithSize = 5000;  // the first of them
-
 inline int draw_device_length(Draw& draw) {
   if (draw.one_in(8)) return 0;
   if (draw.one_in(3)) return std::max(0, draw.of({1, 16, 32, 64, 128, 256, 512, 1024}) + draw.below(3) - 1);
@@ -109,12 +107,10 @@ inline Case draw_device_case(int problem, const DeviceAbilities& abilities) {
   c.lse = draw.of({tools::CaseLse::kNatural, tools::CaseLse::kNatural, tools::CaseLse::kTwo, tools::CaseLse::kNone});
   if (draw.one_in(8)) c.spread = draw.of({0.1f, 10.0f, 100.0f, 1000.0f});
   draw_cut(draw, c, abilities.multiprocessors);
-  // Bound the work of the reference; one problem in ten may be larger. Behind the first few thousand there is breadth, not size.
-  const bool has_size = problem < kProblemsWithSize;
-  const bool is_long = batch > 0 && draw.one_in(has_size ? 30 : 200);
+  // Bound the work of the reference; one problem in ten may be larger.
+  const bool is_long = batch > 0 && draw.one_in(30);
   if (is_long) draw_long(draw, c);
-  const double factor = has_size ? 1.0 : 0.2;
-  const double most = is_long ? 1e8 : factor * (draw.one_in(10) ? 1.5e7 : 1.5e6);
+  const double most = is_long ? 1e8 : draw.one_in(10) ? 1.5e7 : 1.5e6;
   if (work_of(c) > most && !draw.one_in(3)) c.q_heads = c.kv_heads * std::min(c.q_heads / c.kv_heads, 4);
   for (std::size_t seq = 0; work_of(c) > most && seq < c.kv_lens.size(); ++seq) c.kv_lens[seq] = std::min(c.kv_lens[seq], 100);
   if (work_of(c) > most) c.q_heads = c.kv_heads;
@@ -135,6 +131,7 @@ inline DeviceDraw draw_device_problem(int problem, const DeviceAbilities& abilit
   all.path = call.below(64);
   all.programmatic_launch = call.one_in(4);
   all.drawn.batch_invariant = abilities.batch_invariant && call.one_in(3);
+  all.drawn.check_data = call.one_in(4);
   return all;
 }
 

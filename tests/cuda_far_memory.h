@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A range of device addresses far larger than the device's memory: one physical chunk of NaN stands behind all of it, and chunks of their own
-// stand where rows are. Through the driver's virtual memory, found by the runtime, so that nothing more is linked.
+// A range of device addresses far larger than the device's memory: one physical chunk of NaN stands behind all of it, and chunks of
+// their own stand where rows are. Through the driver's virtual memory, found by the runtime, so that nothing more is linked.
 #pragma once
 
 #include <cuda.h>

@@ -54,8 +54,8 @@ constexpr std::size_t kGuardBytes = 4096;
 // Tight memory has no guards: what is read or written behind it is compute-sanitizer's to find.
 enum class Room { kGuarded, kTight };
 
-// While one lives, guarded buffers of its thread take turns with blocks of device memory, so that thousands of small problems do not wait for
-// the device in every allocation. It outlives its buffers.
+// While one lives, guarded buffers of its thread take turns with blocks of device memory, so that thousands of small problems do not
+// wait for the device in every allocation. It outlives its buffers.
 class DevicePool {
  public:
   DevicePool() { current_ = this; }

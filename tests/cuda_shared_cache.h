@@ -134,6 +134,33 @@ struct SharedCache {
     }
   }
 
+  // Error of the naive computation of O's first dim: float32, token after token, weights rounded to the inputs' type. It earns the
+  // tolerance of contexts so long that float32 itself gives out, as in reference.h.
+  double naive_error(std::size_t seq, int row, const Sums& all) const {
+    const DType dtype = problem.q_dtype;
+    std::vector<float> weights, products;  // of [page, token]
+    for (int page = 0; page < kPages; ++page) {
+      for (int token = 0; token < page_; ++token) {
+        const double weight = sums_of(row, page, token + 1).weight - sums_of(row, page, token).weight;
+        float rounded = 0.0f;  // room for any dtype
+        store_from_float(&rounded, dtype, 0, static_cast<float>(weight));
+        weights.push_back(static_cast<float>(weight));
+        products.push_back(load_as_float(&rounded, dtype, 0) *
+                           load_as_float(v_.data(), dtype, (std::int64_t{page} * page_ + token) * kDim));
+      }
+    }
+    float sum = 0.0f, value = 0.0f;
+    for (std::int32_t token = 0; token < lens_[seq]; ++token) {
+      const std::size_t at = static_cast<std::size_t>(page_of(seq, token / page_) * page_ + token % page_);
+      sum += weights[at], value += products[at];
+    }
+    return std::abs(value / sum - all.values[0] / all.weight);
+  }
+
+  const Sums& sums_of(int row, int page, int tokens) const {
+    return prefix_[static_cast<std::size_t>(row * kPages + page) * static_cast<std::size_t>(page_ + 1) + static_cast<std::size_t>(tokens)];
+  }
+
   std::string row_fault(std::size_t seq, int row) const {
     const std::int32_t len = lens_[seq];
     const auto at = static_cast<std::int64_t>(seq) * group_ + row;
@@ -145,22 +172,20 @@ struct SharedCache {
       }
       return lse == -std::numeric_limits<float>::infinity() ? "" : "LSE of an empty sequence is " + std::to_string(lse);
     }
-    const auto sums_of = [&](int page, int tokens) -> const Sums& {
-      return prefix_[static_cast<std::size_t>(row * kPages + page) * static_cast<std::size_t>(page_ + 1) +
-                     static_cast<std::size_t>(tokens)];
-    };
     int whole[kPages] = {};
     for (int slot = 0; slot < len / page_; ++slot) ++whole[page_of(seq, slot)];
-    Sums all = sums_of(page_of(seq, len / page_), len % page_);
-    for (int page = 0; page < kPages; ++page) all.add(sums_of(page, page_), whole[page]);
+    Sums all = sums_of(row, page_of(seq, len / page_), len % page_);
+    for (int page = 0; page < kPages; ++page) all.add(sums_of(row, page, page_), whole[page]);
     // Weights are rounded to the inputs' type, O to the output's: half an ulp each, of |V| and of O. Float32 sums get as much again.
     const double ulp = problem.q_dtype == DType::kFloat16 ? 0x1p-10 : 0x1p-7;
+    constexpr std::int32_t kVeryLong = 1 << 22;
+    const double naive = len > kVeryLong ? 2.0 * naive_error(seq, row, all) : 0.0;
     for (int i = 0; i < kDim; ++i) {
-      const double right = all.values[i] / all.weight, tolerance = ulp * (all.sizes[i] / all.weight + std::abs(right));
+      const double right = all.values[i] / all.weight, tolerance = naive + ulp * (all.sizes[i] / all.weight + std::abs(right));
       if (!(std::abs(o(i) - right) <= tolerance)) return "O is " + std::to_string(o(i)) + ", right is " + std::to_string(right);
     }
-    // LSE is summed before weights are rounded; float32 sums walk at random, an ulp at each of a sequence's tiles. A tile too many or too few
-    // among thousands shows.
+    // LSE is summed before weights are rounded; float32 sums walk at random, an ulp at each of a sequence's tiles. A tile too many or too
+    // few among thousands shows.
     const double right = std::log(all.weight), tolerance = 1e-5 + 0x1p-23 * std::sqrt(len / 64.0);
     return std::abs(lse - right) <= tolerance ? "" : "LSE is " + std::to_string(lse) + ", right is " + std::to_string(right);
   }

@@ -11,7 +11,7 @@ namespace leanattn {
 // A number of splits that only shortens the last split is passed over. outputs, workers, tiles (of the longest output) ≥ 1.
 LEANATTN_HOST_DEVICE inline int flashdecoding_splits(long long outputs, int workers, int tiles) {
   constexpr int kMaxSplits = 128;
-  if (outputs * 10 >= workers * 8LL) return 1;
+  if (outputs >= workers || outputs * 10 >= workers * 8LL) return 1;
   const int most = min_of(min_of(kMaxSplits, workers), max_of(tiles, 1));
   long long best_busy = 0, best_slots = 1;  // fullness of the waves = busy / slots
   for (int pass = 0; pass < 2; ++pass) {
