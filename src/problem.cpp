@@ -246,7 +246,10 @@ void validate_cuda(const Problem& p, const Options& options) {
     reject(Status::kUnsupported, "{} with backend cuda: supported {}", what, supported);
   };
   if (p.q_dtype == DType::kFloat32) unsupported("dtype float32", "are float16 and bfloat16");
-  if (options.data_status != nullptr && !options.check_data) invalid("data_status without check_data: nothing would be written there");
+  if (options.data_status != nullptr && !options.check_data) {
+    invalid("data_status at {:#x} without check_data: nothing would be written there",
+            reinterpret_cast<std::uintptr_t>(options.data_status));
+  }
   aligned("data_status", options.data_status, sizeof(std::uint64_t));
 }
 

@@ -66,6 +66,7 @@ leanattn_options to_c(const Options& o) {
   c.backend = static_cast<std::int32_t>(o.backend), c.policy = static_cast<std::int32_t>(o.policy), c.splits = o.splits;
   c.head_order = static_cast<std::int32_t>(o.head_order), c.batch_invariant = o.batch_invariant, c.workers = o.workers;
   c.executor = {o.executor.run, o.executor.context}, c.cpu_isa = o.cpu_isa;
+  c.check_data = o.check_data, c.data_status = o.data_status;
   return c;
 }
 

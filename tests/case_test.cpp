@@ -119,6 +119,7 @@ Case random_case(std::mt19937_64& random) {
   if (c.policy == Policy::kFlashDecoding) c.splits = static_cast<std::int32_t>(pick(0, 9));
   c.head_order = static_cast<HeadOrder>(pick(0, 2));
   c.batch_invariant = pick(0, 1);
+  c.check_data = pick(0, 1);
   c.workers = static_cast<std::int32_t>(pick(0, 9));
   c.seed = static_cast<std::uint64_t>(pick(0, INT64_MAX));
   if (pick(0, 1)) c.spread = real();

@@ -107,7 +107,7 @@ void expect_fault(Spoiled& c, const std::function<void()>& spoil, const std::fun
 }
 
 TEST_F(CudaCheckData, LengthsOutsideTheRoom) {
-  for (const char* line : {"- 8 1 128 300,64,1000,7", "- 8 1 128 3000,2900,3100 page=16", "- 32 8 128 500,500,20,500,1,70,90,110"}) {
+  for (const char* line : {"- 8 1 128 300,64,1000,7 layout=contiguous", "- 8 1 128 3000,2900,3100 page=16", "- 32 8 128 500,500,20,500,1,70,90,110 layout=head_major"}) {
     Spoiled c(line);
     const std::int32_t was = Spoiled::get(c.problem().kv_lens, 1);
     const std::int64_t room = max_kv_len(c.host());
@@ -180,7 +180,7 @@ TEST_F(CudaCheckData, OffsetsOfRaggedKeys) {
 
 // Rows of O that a faulty cu_seqlens_q names are not written: DeviceProblem looks at everything round the rows.
 TEST_F(CudaCheckData, OffsetsOfQueries) {
-  Spoiled c("- 8 1 128 300,64,1000,7 q_len=2,4,1,3 tree=4");
+  Spoiled c("- 8 1 128 300,64,1000,7 q_len=2,4,1,3 tree=4 layout=contiguous");
   const std::int32_t* offsets = c.problem().cu_seqlens_q;
   const std::int32_t was = Spoiled::get(offsets, 2);
   for (const Options& options : checked_ways()) {
@@ -198,7 +198,7 @@ TEST_F(CudaCheckData, OffsetsOfQueries) {
 // Good data: the same bits with the check and without, and a word that stays 0.
 TEST_F(CudaCheckData, GoodDataKeepsItsBits) {
   for (const char* line :
-       {"- 8 1 128 1000", "- 8 1 64 300,3000,64 page=16", "- 32 8 128 3000,9000,3000,1 page=7 strided=1",
+       {"- 8 1 128 1000 layout=contiguous", "- 8 1 64 300,3000,64 page=16", "- 32 8 128 3000,9000,3000,1 page=7 strided=1",
         "- 8 2 72 700,1,300,257,0,33 q_len=3 layout=ragged sink=1", "- 16 1 128 700,1,3000,257,0,33 q_len=1,5,0,2,3,8"}) {
     Spoiled c(line);
     DeviceProblem plain(c.host());

@@ -150,20 +150,22 @@ __device__ __forceinline__ void publish_rows(const Rows<C, kCount>& rows, int fi
   }
 }
 
-// Adds some parts of a row to its total, in that order, weighed on the largest m of all.
-template <int kParts, int kVectors>
-__device__ __forceinline__ void merge_batch(RowPartial& row, float (&total)[kVectors * 4], const float2 (&rows)[kParts],
-                                            const float4 (&values)[kParts][kVectors]) {
-  float max = row.max;
-#pragma unroll
-  for (int k = 0; k < kParts; ++k) max = fmaxf(max, rows[k].x);
+// Moves a row's total to the base `max`, which is no smaller than its own.
+template <int kVectors>
+__device__ __forceinline__ void rebase(RowPartial& row, float (&total)[kVectors * 4], float max) {
   const float kept = merge_weight<LogUnit::kLog2>(row.max, max);
   row = {max, row.sum * kept};
 #pragma unroll
   for (int r = 0; r < kVectors * 4; ++r) total[r] *= kept;
+}
+
+// Adds some parts of a row to its total, in that order, weighed on the total's base, which is no smaller than theirs.
+template <int kParts, int kVectors>
+__device__ __forceinline__ void add_parts(RowPartial& row, float (&total)[kVectors * 4], const float2 (&rows)[kParts],
+                                          const float4 (&values)[kParts][kVectors]) {
 #pragma unroll
   for (int k = 0; k < kParts; ++k) {
-    const float weight = merge_weight<LogUnit::kLog2>(rows[k].x, max);
+    const float weight = merge_weight<LogUnit::kLog2>(rows[k].x, row.max);
     row.sum = fmaf(weight, rows[k].y, row.sum);
 #pragma unroll
     for (int j = 0; j < kVectors; ++j) {
@@ -173,6 +175,17 @@ __device__ __forceinline__ void merge_batch(RowPartial& row, float (&total)[kVec
       total[4 * j + 3] = fmaf(weight, values[k][j].w, total[4 * j + 3]);
     }
   }
+}
+
+// Adds some parts of a row to its total, in that order, weighed on the largest m of all.
+template <int kParts, int kVectors>
+__device__ __forceinline__ void merge_batch(RowPartial& row, float (&total)[kVectors * 4], const float2 (&rows)[kParts],
+                                            const float4 (&values)[kParts][kVectors]) {
+  float max = row.max;
+#pragma unroll
+  for (int k = 0; k < kParts; ++k) max = fmaxf(max, rows[k].x);
+  rebase<kVectors>(row, total, max);
+  add_parts<kParts, kVectors>(row, total, rows, values);
 }
 
 // Merges the rows first, first + 1 … of `count` slots in that order. The first lies at `begin`, the next ones `step` warps' places on,
@@ -185,7 +198,9 @@ __device__ __forceinline__ Rows<C, kCount> merge_parts(int first, const SlotPlac
 #else
   constexpr int kMostVectors = C::kThreads > 256 ? 8 : 16;
 #endif
-  constexpr int kAtOnce = min_of(max_of(kMostVectors / (kCount * C::kRowVectors), 1), 16);
+  constexpr int kBatch = 16;  // parts weighed together: as many in every variant, so that bits do not depend on which one serves a call
+  constexpr int kAtOnce = min_of(max_of(kMostVectors / (kCount * C::kRowVectors), 1), kBatch);
+  static_assert(kBatch % kAtOnce == 0);
   Rows<C, kCount> total = {};
   const float4* values_at = begin.values + first * C::kRowVectors * kWarp + lane;
   const float2* rows_at = begin.rows + group_row<C>(first, lane);
@@ -193,6 +208,22 @@ __device__ __forceinline__ Rows<C, kCount> merge_parts(int first, const SlotPlac
   const float2* next_rows = next.rows + group_row<C>(first, lane);
 #pragma unroll 1
   for (int done = 0; done < count; done += kAtOnce) {
+    if (kAtOnce < kBatch && done % kBatch == 0) {  // the largest m of the batch, before its first parts
+      float max[kCount];
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) max[i] = total.row[i].max;
+      const float2* row = rows_at;
+      const float2* next_row = next_rows;
+#pragma unroll 4
+      for (int k = 0; k < kBatch && done + k < count; ++k) {
+#pragma unroll
+        for (int i = 0; i < kCount; ++i) max[i] = fmaxf(max[i], __ldcg(row + group_row<C>(i, 0)).x);
+        row = next_row;
+        next_row += step * C::kGroupRows;
+      }
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) rebase<C::kRowVectors>(total.row[i], total.values[i], max[i]);
+    }
     float4 values[kCount][kAtOnce][C::kRowVectors];
     float2 rows[kCount][kAtOnce];
 #pragma unroll
@@ -212,7 +243,13 @@ __device__ __forceinline__ Rows<C, kCount> merge_parts(int first, const SlotPlac
       }
     }
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) merge_batch<kAtOnce, C::kRowVectors>(total.row[i], total.values[i], rows[i], values[i]);
+    for (int i = 0; i < kCount; ++i) {
+      if constexpr (kAtOnce < kBatch) {
+        add_parts<kAtOnce, C::kRowVectors>(total.row[i], total.values[i], rows[i], values[i]);
+      } else {
+        merge_batch<kAtOnce, C::kRowVectors>(total.row[i], total.values[i], rows[i], values[i]);
+      }
+    }
   }
   return total;
 }

@@ -44,6 +44,14 @@ inline double bytes_of(const Work& work) {
   return static_cast<double>(work.outputs) * static_cast<double>(work.tiles) * static_cast<double>(work.tile_bytes);
 }
 
+// Batch-invariant: chunks of the longest output.
+inline int bound_chunks(const Work& work) {
+  Line line;
+  line.chunk_tiles = work.chunk_tiles;
+  line.chunks_grow = true;
+  return output_chunks(line, static_cast<int>(std::min<std::int64_t>(work.tiles, 1 << 30)));
+}
+
 // Time to read all of it on all blocks.
 inline double reading_us(const Work& work) {
   constexpr double kBlockBytesPerUs = 35.6e3;
@@ -64,7 +72,12 @@ inline double own_cut_us(const Work& work, int cluster, std::int64_t joined) {
   constexpr double kLoneBlockBytesPerUs = 60e3;
   constexpr double kClusterUs = 1.0, kRankUs = 0.03, kJoinUs = 1.3, kJoinBatchUs = 0.4;
   constexpr double kUnevenClusterUs = 0.3;  // of a size that is no power of two: slices and stretches come out uneven
-  const double blocks = static_cast<double>(work.outputs * cluster * joined);
+  std::int64_t stretches = cluster * joined;
+  if (work.chunk_tiles > 0) {  // each is a node of the merge tree, of 1, 2, 4 … chunks
+    stretches =
+        static_cast<std::int64_t>(std::bit_floor(static_cast<std::uint64_t>(std::min<std::int64_t>(stretches, bound_chunks(work)))));
+  }
+  const double blocks = static_cast<double>(work.outputs * stretches);
   const double stretch_bytes = bytes_of(work) / blocks;  // tiles are a bound, so how they divide says nothing
   double us = std::max(reading_us(work) / streaming(blocks / work.blocks), stretch_bytes / kLoneBlockBytesPerUs);
   if (cluster > 1) us += kClusterUs + kRankUs * cluster;
@@ -73,24 +86,20 @@ inline double own_cut_us(const Work& work, int cluster, std::int64_t joined) {
   return us;
 }
 
-// Clusters of the longest output where it may have `joined` of them at most: each has a tile, or a node of the merge tree.
-inline std::int64_t used_clusters(const Work& work, int cluster, std::int64_t joined) {
-  Line line;
-  line.output_stretches = static_cast<int>(cluster * joined);
-  line.cluster_stretches = cluster;
-  line.join_cost_tiles = kJoinCostTiles;
-  line.chunk_tiles = work.chunk_tiles;
-  line.chunks_grow = true;
-  return own_stretches(line, static_cast<int>(std::min<std::int64_t>(work.tiles, 1 << 30))) / cluster;
-}
-
-// Clusters that an output may have: as many as fit beside those of the others and are used; 0 where not every output gets one.
+// Clusters that an output may have: as many as fit beside those of the others and have a tile; 0 where not every output gets one.
 inline std::int64_t most_joined(const Work& work, int cluster) {
   if (work.chunk_tiles > 0 && !std::has_single_bit(static_cast<unsigned>(cluster))) return 0;  // a cluster merges one node of the tree
   const std::int64_t room = cluster == 1 ? work.blocks : std::min(work.clusters[cluster], work.blocks / cluster);
   if (work.outputs > room) return 0;
   if (cluster == 1) return 1;  // alone, a block has nobody to merge with
-  return used_clusters(work, cluster, room / work.outputs);
+  const int tiles = static_cast<int>(std::min<std::int64_t>(work.tiles, 1 << 30));
+  Line line;
+  line.output_stretches = static_cast<int>(cluster * (room / work.outputs));
+  line.cluster_stretches = cluster;
+  line.join_cost_tiles = kJoinCostTiles;
+  if (work.chunk_tiles == 0) return own_stretches(line, tiles) / cluster;
+  // Not what a length of exactly the bound would use: how an output's chunks divide among stretches says nothing for other lengths.
+  return std::min<std::int64_t>(own_stretches(line, tiles) / cluster, (bound_chunks(work) + cluster - 1) / cluster);
 }
 
 inline OwnCut own_cut(const Work& work) {
@@ -101,7 +110,7 @@ inline OwnCut own_cut(const Work& work) {
     // Every call on the host comes here: of the numbers that merge in as many batches only the largest, which is the fastest of them.
     std::int64_t joined = 1;
     while (joined <= most) {
-      const double us = own_cut_us(work, cluster, cluster == 1 ? 1 : used_clusters(work, cluster, joined));
+      const double us = own_cut_us(work, cluster, joined);
       if (us < best_us) {
         best_us = us;
         best = {static_cast<int>(cluster * joined), cluster};

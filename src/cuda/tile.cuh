@@ -195,20 +195,8 @@ template <class C>
 __device__ __forceinline__ void values(RowState<C>& state, const float (&shrink)[C::kLaneRows], const Places<C>& places, std::uint32_t v_at,
                                        const Shared<C>& shared, int tokens, int group) {
   using E = Element<typename C::T>;
-  bool moved = false;
-#pragma unroll
-  for (int i = 0; i < C::kLaneRows; ++i) moved |= shrink[i] != 1.0f;
-  if (__any_sync(~0u, moved)) {
-#pragma unroll
-    for (int i = 0; i < C::kLaneRows; ++i) {
-      const int tile = i / C::kHalves, half = i % C::kHalves;
-#pragma unroll
-      for (int n = 0; n < C::kDimSteps; ++n) {
-        state.values[tile][n][2 * half] *= shrink[i];
-        state.values[tile][n][2 * half + 1] *= shrink[i];
-      }
-    }
-  }
+  // Of this stage alone: the matrix units round sums towards 0, and Õ of a long context would drift that way.
+  float sums[C::kRowTiles][C::kDimSteps][4] = {};
   const std::uint32_t p_at = ptx::shared_address(shared.weights[group]);
 #pragma unroll
   for (int k = 0; k < C::kTokens / kMmaTokens; ++k) {
@@ -224,9 +212,18 @@ __device__ __forceinline__ void values(RowState<C>& state, const float (&shrink)
       ptx::ldmatrix_x4_trans(b, v_at + k * kMmaTokens * C::kRowBytes + places.v[n / 2]);
 #pragma unroll
       for (int tile = 0; tile < C::kRowTiles; ++tile) {
-        E::mma(state.values[tile][n], a[tile], b[0], b[1]);
-        if (n + 1 < C::kDimSteps) E::mma(state.values[tile][n + 1 < C::kDimSteps ? n + 1 : n], a[tile], b[2], b[3]);
+        E::mma(sums[tile][n], a[tile], b[0], b[1]);
+        if (n + 1 < C::kDimSteps) E::mma(sums[tile][n + 1 < C::kDimSteps ? n + 1 : n], a[tile], b[2], b[3]);
       }
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < C::kLaneRows; ++i) {
+    const int tile = i / C::kHalves, half = i % C::kHalves;
+#pragma unroll
+    for (int n = 0; n < C::kDimSteps; ++n) {
+#pragma unroll
+      for (int j = 2 * half; j < 2 * half + 2; ++j) state.values[tile][n][j] = fmaf(state.values[tile][n][j], shrink[i], sums[tile][n][j]);
     }
   }
 }

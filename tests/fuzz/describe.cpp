@@ -147,7 +147,7 @@ void change(Bytes& bytes, leanattn_problem& p) {
 }
 
 void change(Bytes& bytes, leanattn_options& options) {
-  switch (bytes.below(12)) {
+  switch (bytes.below(14)) {
     case 0: options.backend = bytes.one_in(4) ? number32(bytes) : bytes.below(3); break;
     case 1: options.policy = bytes.one_in(4) ? number32(bytes) : bytes.below(3); break;
     case 2: options.splits = number32(bytes); break;
@@ -159,6 +159,8 @@ void change(Bytes& bytes, leanattn_options& options) {
     case 8: options.cpu_isa = name(bytes); break;
     case 9: options.stream = nowhere<void>(bytes); break;
     case 10: options.programmatic_launch = number32(bytes); break;
+    case 11: options.check_data = number32(bytes); break;
+    case 12: options.data_status = nowhere<std::uint64_t>(bytes); break;
     default: options.cuda_path = name(bytes);
   }
 }

@@ -276,6 +276,7 @@ leanattn_options draw_options(Bytes& bytes) {
   if (options.policy == LEANATTN_FLASHDECODING && bytes.one_in(2)) options.splits = bytes.one_in(8) ? 1024 : 1 + bytes.below(9);
   options.head_order = bytes.below(3);
   options.batch_invariant = bytes.one_in(3);
+  options.check_data = bytes.one_in(3);
   options.workers = bytes.one_in(16) ? 300 : 1 + bytes.below(9);
   const auto& executors = testing::executors();
   const Executor executor = bytes.one_in(12) ? executors[2].executor : executors[static_cast<std::size_t>(bytes.below(2))].executor;
