@@ -190,12 +190,17 @@ class GrowingLayer(CacheLayerMixin):
 
 
 class FixedLayer(StaticLayer):
-    """A layer of max_cache_len tokens whose addresses stay, for torch.compile and CUDA graphs. `update` is transformers' own."""
+    """A layer of max_cache_len tokens whose addresses stay, for torch.compile and CUDA graphs.
+
+    Its tensors are written in the order in which they lie: a compiler then sees the strides that the kernel is given and copies nothing.
+    """
 
     is_croppable = True
 
     def __init__(self, max_cache_len: int):
         super().__init__(max_cache_len=max_cache_len)
+        self._k: Any = None  # [batch, capacity, kv_heads, d]
+        self._v: Any = None
 
     @property
     def _capacity(self) -> int:
@@ -205,15 +210,27 @@ class FixedLayer(StaticLayer):
         self.dtype, self.device = key_states.dtype, key_states.device
         self.batch_size, self.num_heads = key_states.shape[:2]
         self.k_head_dim, self.v_head_dim = key_states.shape[-1], value_states.shape[-1]
-        for name, new in (("keys", key_states), ("values", value_states)):
-            # Zeros: what a mask leaves out is still multiplied, by 0, where PyTorch's own attention runs.
-            storage = new.new_zeros((new.shape[0], self._capacity, new.shape[1], new.shape[3]))
-            setattr(self, name, _heads_first(storage))
+        # Zeros: what a mask leaves out is still multiplied, by 0, where PyTorch's own attention runs.
+        self._k, self._v = (new.new_zeros((new.shape[0], self._capacity, new.shape[1], new.shape[3])) for new in (key_states, value_states))
+        self.keys, self.values = _heads_first(self._k), _heads_first(self._v)
         self.cumulative_length = self.cumulative_length.to(self.device)
         if not torch.compiler.is_compiling():
-            for tensor in (self.keys, self.values, self.cumulative_length):
+            for tensor in (self._k, self._v, self.cumulative_length):
                 torch._dynamo.mark_static_address(tensor)
         self.is_initialized = True
+
+    def _write(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        positions = torch.arange(key_states.shape[2], device=self.device) + self.cumulative_length
+        self.cumulative_length.add_(key_states.shape[2])
+        self._k.index_copy_(1, positions, key_states.transpose(1, 2))
+        self._v.index_copy_(1, positions, value_states.transpose(1, 2))
+
+    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """Writes new tokens behind the others and returns the whole memory, as views."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        self._write(key_states, value_states)
+        return _heads_first(self._k), _heads_first(self._v)
 
     def crop(self, tokens_to_remove: int) -> None:
         if tokens_to_remove > 0:
@@ -222,7 +239,7 @@ class FixedLayer(StaticLayer):
 
     def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
         if self.is_initialized:
-            for tensor in (self.keys, self.values):
+            for tensor in (self._k, self._v):
                 tensor.copy_(tensor.index_select(0, beam_idx.to(self.device)))
 
 
@@ -241,14 +258,15 @@ class FixedWindowLayer(FixedLayer):
     def _capacity(self) -> int:
         return 2 * self.period
 
-    def _write(self, tokens: tuple[torch.Tensor, torch.Tensor]) -> None:
-        new = tokens[0].shape[2]
+    def _write(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        new = key_states.shape[2]
         count = min(new, self.period)
         slots = (torch.arange(new - count, new, device=self.device) + self.cumulative_length) % self.period
-        for storage, given in zip((self.keys, self.values), tokens, strict=True):
-            storage.index_copy_(2, slots, given[:, :, new - count :])
-            storage.index_copy_(2, slots + self.period, given[:, :, new - count :])
+        slots = torch.cat([slots, slots + self.period])
         self.cumulative_length.add_(new)
+        for storage, given in ((self._k, key_states), (self._v, value_states)):
+            tokens = given[:, :, new - count :].transpose(1, 2)
+            storage.index_copy_(1, slots, torch.cat([tokens, tokens], 1))
 
     def _before(self) -> int:
         """For prompts, which are not compiled: this waits for the device."""
@@ -257,18 +275,15 @@ class FixedWindowLayer(FixedLayer):
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
         """Up to DECODE_TOKENS: writes them and returns the ring; get_mask_sizes says where its tokens are. More: returns those that are
         seen, in order."""
-        if not self.is_initialized:
-            self.lazy_initialization(key_states, value_states)
         if key_states.shape[2] <= DECODE_TOKENS:
-            self._write((key_states, value_states))
-            return self.keys, self.values
+            return super().update(key_states, value_states)
         before = self._before()
         seen = (key_states, value_states)
         if before:
             end = (int(self.cumulative_length) - 1) % self.period + 1 + self.period
-            old = (self.keys[:, :, end - before : end], self.values[:, :, end - before : end])
-            seen = (torch.cat([old[0], key_states], 2), torch.cat([old[1], value_states], 2))
-        self._write((key_states, value_states))
+            old = (_heads_first(storage[:, end - before : end]) for storage in (self._k, self._v))
+            seen = (torch.cat([next(old), key_states], 2), torch.cat([next(old), value_states], 2))
+        super().update(key_states, value_states)
         return seen
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, Any]:
@@ -317,6 +332,6 @@ class KVCache(Cache):
 
     @property
     def nbytes(self) -> int:
-        """Bytes that K and V take, idle room included."""
-        tensors = (getattr(layer, name, None) for layer in self.layers for name in (("_k", "_v") if hasattr(layer, "_k") else ("keys", "values")))
+        """Bytes that K and V of this module's layers take, idle room included."""
+        tensors = (getattr(layer, name, None) for layer in self.layers for name in ("_k", "_v"))
         return sum(tensor.nbytes for tensor in tensors if isinstance(tensor, torch.Tensor))
