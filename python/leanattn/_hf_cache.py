@@ -62,10 +62,11 @@ class GrowingLayer(CacheLayerMixin):
         self.is_initialized = True
         self._show(0)
 
-    def _show(self, first: int) -> None:
+    def _show(self, first: int) -> tuple[torch.Tensor, torch.Tensor]:
         """keys and values: stored tokens from `first` on."""
-        self.keys = _heads_first(self._k[:, first : self.stored])
-        self.values = _heads_first(self._v[:, first : self.stored])
+        shown = _heads_first(self._k[:, first : self.stored]), _heads_first(self._v[:, first : self.stored])
+        self.keys, self.values = shown
+        return shown
 
     def _reserve(self, tokens: int) -> None:
         if tokens <= self._k.shape[1]:
@@ -113,8 +114,7 @@ class GrowingLayer(CacheLayerMixin):
         self._k[:, self.stored : end].copy_(key_states.transpose(1, 2))
         self._v[:, self.stored : end].copy_(value_states.transpose(1, 2))
         self.stored = end
-        self._show(end - new - before)
-        return self.keys, self.values
+        return self._show(end - new - before)
 
     def _refill(self, key_states: torch.Tensor, value_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """A prompt for a layer with a window: all of it is seen once, its end is stored."""
@@ -169,13 +169,13 @@ class GrowingLayer(CacheLayerMixin):
         """Sequence i becomes what beam_idx[i] was. Only those that change are copied."""
         if self.stored == 0:
             return
-        beam_idx = beam_idx.to(self.device)
-        changed = (beam_idx != torch.arange(beam_idx.shape[0], device=self.device)).nonzero().squeeze(1)
+        source = beam_idx.to(self.device)
+        changed = (source != torch.arange(source.shape[0], device=self.device)).nonzero().squeeze(1)
         if changed.numel() == 0:
             return
         for storage in (self._k, self._v):
             used = storage[:, : self.stored]
-            used[changed] = used[beam_idx[changed]]
+            used[changed] = used[source[changed]]
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         if self.is_initialized:
@@ -301,6 +301,21 @@ class FixedWindowLayer(FixedLayer):
         super().crop(tokens_to_remove)
 
 
+def _layer_like(layer: Any, max_len: int | None, chunked: bool) -> Any:
+    """Our layer for one of transformers, or that one, if it is no attention. chunked: what it calls windows are chunks, for which a ring's
+    order does not do."""
+    if type(layer) is DynamicLayer:
+        return GrowingLayer()
+    if type(layer) is DynamicSlidingWindowLayer:
+        return GrowingLayer(layer.sliding_window)
+    if max_len is None or type(layer) not in (StaticLayer, StaticSlidingWindowLayer):
+        return layer
+    window = None if type(layer) is StaticLayer or chunked else layer.max_cache_len
+    if window is not None and 2 * (window - 1 + DECODE_TOKENS) < max_len:
+        return FixedWindowLayer(max_len, window)
+    return FixedLayer(max_len)
+
+
 class KVCache(Cache):
     """K and V of a model, for generate(past_key_values=…) and for calls of the model. One token costs one write: nothing is concatenated
     and nothing moves.
@@ -314,21 +329,9 @@ class KVCache(Cache):
     """
 
     def __init__(self, config: Any, max_len: int | None = None):
-        layers: list[Any] = []
-        for layer in (DynamicCache(config=config) if max_len is None else StaticCache(config=config, max_cache_len=max_len)).layers:
-            if type(layer) is DynamicLayer:
-                layer = GrowingLayer()
-            elif type(layer) is DynamicSlidingWindowLayer:
-                layer = GrowingLayer(layer.sliding_window)
-            elif type(layer) is StaticLayer:
-                layer = FixedLayer(max_len)
-            elif type(layer) is StaticSlidingWindowLayer:
-                # transformers takes chunks for windows here; a ring serves windows only.
-                window, chunked = layer.max_cache_len, getattr(config.get_text_config(decoder=True), "attention_chunk_size", None)
-                ring = chunked is None and 2 * (window - 1 + DECODE_TOKENS) < max_len
-                layer = FixedWindowLayer(max_len, window) if ring else FixedLayer(max_len)
-            layers.append(layer)
-        super().__init__(layers=layers)
+        theirs = DynamicCache(config=config) if max_len is None else StaticCache(config=config, max_cache_len=max_len)
+        chunked = getattr(config.get_text_config(decoder=True), "attention_chunk_size", None) is not None
+        super().__init__(layers=[_layer_like(layer, max_len, chunked) for layer in theirs.layers])
 
     @property
     def nbytes(self) -> int:

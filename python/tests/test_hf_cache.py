@@ -13,7 +13,11 @@ framework_or_skip("transformers")
 from leanattn._hf_cache import DECODE_TOKENS, FixedLayer, FixedWindowLayer, GrowingLayer  # noqa: E402
 
 HEADS, DIM, ROOM = 2, 4, 3000
-STEP = st.tuples(st.just("add"), st.integers(1, 150)) | st.tuples(st.just("crop"), st.integers(0, 64)) | st.tuples(st.just("beams"), st.permutations([0, 0, 1]))
+STEP = (
+    st.tuples(st.just("add"), st.integers(1, 150))
+    | st.tuples(st.just("crop"), st.integers(0, 64))
+    | st.tuples(st.just("beams"), st.permutations([0, 0, 1]))
+)
 
 
 def tokens(batch, count, first):
@@ -61,7 +65,7 @@ def test_layer(kind, steps, window):
             right = torch.cat([right, new], 2)
             seen, first = shown(layer, keys, right.shape[2], offset, n)
             needed = right.shape[2] if "window" not in kind else min(right.shape[2], window - 1 + value)
-            assert seen.shape[2] >= needed
+            assert seen.shape[2] >= needed and first == right.shape[2] - seen.shape[2]
             assert torch.equal(seen[:, :, -needed:], right[:, :, -needed:])
             assert torch.equal(shown(layer, values, right.shape[2], offset, n)[0], 2 * seen)
             farthest = max(farthest, right.shape[2])
