@@ -45,7 +45,8 @@ import leanattn.hf
 ROOM = 256  # tokens of a cache beyond its context: more than steps are run
 LLAMA_3_8B = {
     "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
-    "vocab_size": 128256, "rope_theta": 500000.0, "rms_norm_eps": 1e-5, "max_position_embeddings": 131072 + ROOM, "tie_word_embeddings": False,
+    "vocab_size": 128256, "rope_theta": 500000.0, "rms_norm_eps": 1e-5, "max_position_embeddings": 131072 + ROOM,
+    "tie_word_embeddings": False,
 }  # fmt: skip
 TINY = LLAMA_3_8B | {
     "hidden_size": 256,
