@@ -16,9 +16,13 @@ def source():
 
 
 def load_model(dtype, attention="eager"):
-    from transformers import AutoModelForCausalLM
+    """Its weights in dtype, not packed."""
+    import transformers
 
-    return AutoModelForCausalLM.from_pretrained(**source(), dtype=dtype, attn_implementation=attention).eval()
+    transformers.utils.logging.disable_progress_bar()
+    unpacked = {"quantization_config": transformers.GgufConfig(dequantize=True)} if hasattr(transformers, "GgufConfig") else {}
+    kept = {"dtype": dtype, "attn_implementation": attention} | unpacked
+    return transformers.AutoModelForCausalLM.from_pretrained(**source(), **kept).eval()
 
 
 def load_tokenizer():
