@@ -12,18 +12,20 @@
 #   variants   the same cases with programmatic launch: h200-variants.jsonl
 #   more       the cases of bench/gpu_more.txt, with peers: h200-more.jsonl
 #   limits     what ragged batches, pages, several query tokens and extremes cost beside what they may: h200-limits.jsonl, h200-limits.md
+#   options    the cases of bench/table.txt with batch_invariant and with check_data beside the plain ones: h200-options.jsonl, .md
+#   features   the cases of bench/gpu_features.txt: h200-features.jsonl, .md
 #   timeline   when the kernel's blocks come to which point, on a few cases: h200-timeline.jsonl, a line a block. Needs a binary of its own
 #              (./dev carry timeline)
 #
 # Every stage runs even when one before it failed; the exit code says whether all went well. STAGE_SECONDS (480) ends a stage.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-[[ $# -ge 1 ]] || { sed -n '3,18p' "${BASH_SOURCE[0]}" | cut -c 3-; exit 2; }
+[[ $# -ge 1 ]] || { sed -n '3,20p' "${BASH_SOURCE[0]}" | cut -c 3-; exit 2; }
 
 mkdir -p "$1" && out=$(cd "$1" && pwd)
 shift
 stages=("$@")
-((${#stages[@]})) || stages=(check python sanitize table variants more limits timeline)
+((${#stages[@]})) || stages=(check python sanitize table variants more limits options features timeline)
 
 for bin in build/carry build/cuda/tools; do
   [[ -x $bin/leanattn ]] && break
@@ -138,6 +140,21 @@ stage_limits() {
   return "$rc"
 }
 
+overheads() {  # NAME CASES
+  local rc=0
+  "$leanattn" bench --backend cuda --json --cases "$2" >"$out/$1.jsonl" || rc=1
+  { echo "# CUDA: what options and features cost"; echo; python3 bench/gpu_overheads.py show "$out/$1.jsonl"; } >"$out/$1.md" || rc=1
+  tee -a "$out/$stage.log" <"$out/$1.md"
+  return "$rc"
+}
+
+stage_options() {
+  python3 bench/gpu_overheads.py cases bench/table.txt invariant=1 checked=1 >"$scratch/options.txt" || return
+  overheads h200-options "$scratch/options.txt"
+}
+
+stage_features() { overheads h200-features bench/gpu_features.txt; }
+
 stage_timeline() {
   local binary
   for binary in build/carry/leanattn_timeline build/timeline/tools/leanattn; do
@@ -150,10 +167,11 @@ stage_timeline() {
 summary=() failed=0
 for stage in "${stages[@]}"; do
   declare -F "stage_$stage" >/dev/null && continue
-  echo "gpu.sh: stage '$stage': expected check, python, sanitize, table, variants, more, limits or timeline" >&2
+  echo "gpu.sh: stage '$stage': expected check, python, sanitize, table, variants, more, limits, options, features or timeline" >&2
   exit 2
 done
-export -f logged paths peers timed stage_check stage_python stage_sanitize stage_table stage_variants stage_more stage_limits stage_timeline
+export -f logged paths peers timed overheads stage_check stage_python stage_sanitize stage_table stage_variants stage_more stage_limits \
+  stage_options stage_features stage_timeline
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 export out leanattn small scratch stage

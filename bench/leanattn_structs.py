@@ -29,4 +29,5 @@ class Options(Structure):
         *[(name, c_int32) for name in ("backend", "policy", "splits", "head_order", "batch_invariant", "workers")],
         ("executor_run", c_void_p), ("executor_context", c_void_p), ("cpu_isa", c_char_p),
         ("stream", c_void_p), ("programmatic_launch", c_int32), ("cuda_path", c_char_p),
+        ("check_data", c_int32), ("data_status", c_void_p),
     ]

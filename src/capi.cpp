@@ -120,6 +120,8 @@ leanattn::Options options_from(const leanattn_options* given) {
   options.stream = c.stream;
   options.programmatic_launch = c.programmatic_launch != 0;
   options.cuda_path = c.cuda_path;
+  options.check_data = c.check_data != 0;
+  options.data_status = c.data_status;
   return options;
 }
 
@@ -168,6 +170,11 @@ leanattn_status leanattn_check_data(const leanattn_problem* problem) {
     leanattn::validate(p);
     leanattn::check_data(p);
   });
+}
+
+const char* leanattn_data_fault_sentence(uint64_t data_status) {
+  thread_local std::string sentence;
+  return guarded([&] { sentence = leanattn::data_fault_sentence(data_status); }) == LEANATTN_OK ? sentence.c_str() : "";
 }
 
 leanattn_status leanattn_workspace_bytes(const leanattn_problem* problem, const leanattn_options* options, size_t* bytes) {

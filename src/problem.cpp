@@ -240,13 +240,14 @@ void validate_options(const Options& options) {
   if (options.executor.run != nullptr && options.workers == 0) invalid("workers 0 with an executor: at least 1 is needed");
 }
 
-// What the kernels of variants.h do not do.
+// What the kernels of variants.h do not do, and what only a device checks.
 void validate_cuda(const Problem& p, const Options& options) {
   const auto unsupported = [](std::string_view what, std::string_view supported) {
     reject(Status::kUnsupported, "{} with backend cuda: supported {}", what, supported);
   };
   if (p.q_dtype == DType::kFloat32) unsupported("dtype float32", "are float16 and bfloat16");
-  if (options.batch_invariant) unsupported("batch_invariant", "is false");
+  if (options.data_status != nullptr && !options.check_data) invalid("data_status without check_data: nothing would be written there");
+  aligned("data_status", options.data_status, sizeof(std::uint64_t));
 }
 
 // True when every id is in 0 … pages − 1. Sign bits say so without a branch: id is negative, or pages − 1 − id is.
@@ -367,6 +368,18 @@ void check_device_workspace(const void* workspace) { aligned("workspace", worksp
 
 void check_device_memory(const char* name, const void* pointer, bool on_device) {
   if (!on_device) invalid("{} at {:#x}: backend cuda needs memory of the device", name, reinterpret_cast<std::uintptr_t>(pointer));
+}
+
+std::string data_fault_sentence(std::uint64_t data_status) {
+  const DataFault fault = data_fault_of(data_status);
+  switch (fault.kind) {
+    case DataFaultKind::kNone: return {};
+    case DataFaultKind::kQOffset: return fmt::format("seq {}: cu_seqlens_q falls or gives it more than q_len tokens", fault.seq);
+    case DataFaultKind::kKvOffset: return fmt::format("seq {}: cu_seqlens_kv falls or gives it more than kv_capacity tokens", fault.seq);
+    case DataFaultKind::kKvLen: return fmt::format("seq {}: kv_len is outside 0 … the seq's room", fault.seq);
+    case DataFaultKind::kPage: return fmt::format("seq {} slot {}: page is outside num_pages", fault.seq, fault.slot);
+  }
+  return fmt::format("data_status {:#x} is no word of this version", data_status);
 }
 
 void reject_cuda_path(const char* cuda_path, const std::string& known) {

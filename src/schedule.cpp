@@ -6,6 +6,8 @@
 #include <queue>
 #include <utility>
 
+#include "leanattn/splits.h"
+
 namespace leanattn {
 namespace {
 

@@ -6,10 +6,13 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "backend.h"
@@ -51,6 +54,33 @@ constexpr std::size_t kGuardBytes = 4096;
 // Tight memory has no guards: what is read or written behind it is compute-sanitizer's to find.
 enum class Room { kGuarded, kTight };
 
+// While one lives, guarded buffers of its thread take turns with blocks of device memory, so that thousands of small problems do not
+// wait for the device in every allocation. It outlives its buffers.
+class DevicePool {
+ public:
+  DevicePool() { current_ = this; }
+  ~DevicePool() { current_ = nullptr; }
+  DevicePool(const DevicePool&) = delete;
+
+  static tools::DeviceBuffer take(std::size_t bytes) {
+    if (current_ == nullptr || bytes == 0) return tools::DeviceBuffer(bytes);
+    std::vector<tools::DeviceBuffer>& free = current_->free_[std::bit_width(bytes - 1)];
+    if (free.empty()) return tools::DeviceBuffer(std::size_t{1} << std::bit_width(bytes - 1));
+    tools::DeviceBuffer block = std::move(free.back());
+    free.pop_back();
+    return block;
+  }
+  static void give_back(tools::DeviceBuffer block) {
+    if (current_ != nullptr && block.bytes() > 0 && std::has_single_bit(block.bytes())) {
+      current_->free_[std::bit_width(block.bytes() - 1)].push_back(std::move(block));
+    }
+  }
+
+ private:
+  static inline thread_local DevicePool* current_ = nullptr;
+  std::array<std::vector<tools::DeviceBuffer>, 65> free_;  // of 2^i bytes
+};
+
 class GuardedBuffer {
  public:
   GuardedBuffer() = default;
@@ -59,15 +89,21 @@ class GuardedBuffer {
       : behind_(room == Room::kGuarded ? kGuardBytes : 0),
         first_(behind_ + reinterpret_cast<std::uintptr_t>(like) % 256),
         bytes_(bytes),
+        all_(first_ + bytes + behind_),
         guard_(guard),
-        memory_(first_ + bytes + behind_) {
+        memory_(room == Room::kGuarded ? DevicePool::take(all_) : tools::DeviceBuffer(all_)) {
     fill(guard);
   }
+  GuardedBuffer(GuardedBuffer&&) = default;
+  GuardedBuffer& operator=(GuardedBuffer&&) = default;
+  ~GuardedBuffer() { DevicePool::give_back(std::move(memory_)); }
 
   std::byte* data() const { return memory_.data() + first_; }
   std::size_t bytes() const { return bytes_; }
   // All of it, guards included.
-  void fill(unsigned char value) { memory_.fill(value); }
+  void fill(unsigned char value) {
+    if (all_ > 0) must(cudaMemset(memory_.data(), value, all_), "cudaMemset");
+  }
   void upload(const void* from) { upload(from, bytes_); }
   void upload(const void* from, std::size_t bytes) { memory_.upload({static_cast<const std::byte*>(from), bytes}, first_); }
   std::vector<std::byte> download() const {
@@ -89,7 +125,7 @@ class GuardedBuffer {
     return std::all_of(guard.begin(), guard.end(), [this](std::byte b) { return b == std::byte{guard_}; });
   }
 
-  std::size_t behind_ = 0, first_ = 0, bytes_ = 0;
+  std::size_t behind_ = 0, first_ = 0, bytes_ = 0, all_ = 0;
   unsigned char guard_ = 0;
   tools::DeviceBuffer memory_;
 };

@@ -47,8 +47,9 @@ TEST(Determinism, InvariantRowsAreTheSameAloneAndInAnyBatch) {
         const Part part(whole, seq, seq + 1);
         alone.push_back(decoded_bits(data, part.problem, with_isa(options_of({Policy::kLean, 0, HeadOrder::kAuto, true, 1}), isa)));
       }
-      std::size_t turn = 0;
+      std::size_t turn = 0, way = isa;
       for (const Options& options : invariant_options()) {
+        if (short_run() && way++ % 3 != 0) continue;
         const int begin = static_cast<int>(turn % 3), end = whole.batch - static_cast<int>(turn % 4 == 3);
         ++turn;
         const Part part(whole, begin, std::max(begin + 1, end));

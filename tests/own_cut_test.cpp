@@ -13,13 +13,14 @@ namespace {
 constexpr std::array<int, kMaxCluster + 1> kH200 = {0, 0, 66, 39, 30, 22, 17, 15, 15, 9, 7, 7, 7, 7, 7, 7, 7};
 constexpr std::int64_t kTileBytes = 64 * 128 * 4;
 
-Work h200(std::int64_t outputs, std::int64_t tiles) { return {outputs, tiles, kTileBytes, 132, kH200}; }
+Work h200(std::int64_t outputs, std::int64_t tiles, int chunk_tiles = 0) { return {outputs, tiles, kTileBytes, 132, chunk_tiles, kH200}; }
 
 TEST(OwnCut, FitsTheDeviceAtOnce) {
   schedule_test::Random random(1);
   for (int i = 0; i < 20000; ++i) {
     Work work = h200(random.between(1, 200), random.between(1, random.one_in(2) ? 40 : 100000));
     work.blocks = random.between(1, 132);
+    work.chunk_tiles = random.between(0, 2);
     if (random.one_in(3)) {
       for (int& clusters : work.clusters) clusters = random.between(0, 66);
     }
@@ -29,6 +30,9 @@ TEST(OwnCut, FitsTheDeviceAtOnce) {
     ASSERT_LE(cut.cluster, kMaxCluster);
     ASSERT_EQ(cut.stretches % cut.cluster, 0);
     ASSERT_LE(cut.stretches * work.outputs, work.blocks);
+    if (work.chunk_tiles > 0) {
+      ASSERT_EQ(cut.cluster & (cut.cluster - 1), 0);
+    }
     if (cut.cluster == 1) {
       ASSERT_EQ(cut.stretches, 1);
     } else {

@@ -246,6 +246,33 @@ TEST(Workspace, TooSmallOrNull) {
   EXPECT_NO_THROW(check_workspace(nullptr, 0, 0));
 }
 
+// Packed queries with a bound of one token: batch and heads may each be 2^31 - 1, and their product times splits exceeds int64.
+TEST(Workspace, HugeBatchesTimesHeadsTimesSplits) {
+  constexpr std::int32_t kMost = std::numeric_limits<std::int32_t>::max();
+  auto owned = right_problem(KvLayout::kRagged);
+  Problem& p = owned->problem;
+  p.batch = p.q_heads = p.kv_heads = kMost;
+  p.head_dim = 32;
+  p.q_len = 1;
+  p.cu_seqlens_q = owned->cu_seqlens_q.data();
+  p.q.token_stride = p.q.head_stride = p.o.token_stride = p.o.head_stride = 32;
+  p.k.token_stride = p.k.head_stride = p.v.token_stride = p.v.head_stride = 0;
+  for (const Policy policy : {Policy::kFa2, Policy::kFlashDecoding}) {
+    for (const int splits : {0, 3, 4, 1024}) {
+      if (policy == Policy::kFa2 && splits > 0) continue;
+      owned->options.policy = policy;
+      owned->options.splits = splits;
+      owned->options.head_order = HeadOrder::kAlong;
+      try {
+        ADD_FAILURE() << "splits " << splits << ": " << workspace_bytes(p, owned->options) << " bytes";
+      } catch (const Error& error) {
+        EXPECT_EQ(error.status(), Status::kInvalidArgument);
+        EXPECT_NE(std::string(error.what()).find("more than 2^62"), std::string::npos) << error.what();
+      }
+    }
+  }
+}
+
 TEST(Workspace, OfTheHost) {
   const int value = 0;
   Rejection host{"host", KvLayout::kBatched, Status::kInvalidArgument, {"workspace at 0x", "memory of the device"}, {}};

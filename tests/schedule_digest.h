@@ -5,6 +5,7 @@
 
 #include "leanattn/merge_tree.h"
 #include "leanattn/schedule.h"
+#include "leanattn/splits.h"
 
 namespace leanattn::schedule_test {
 
@@ -53,7 +54,7 @@ LEANATTN_HOST_DEVICE inline unsigned long long digest_of_stretch(const Line& lin
   Segment segment;
   for (int count = 0; count < kMostSegments && next_segment(line, cursor, segment); ++count) {
     const MergeList list = merge_list(line, cut, segment.seq, segment.output);
-    const int grain = max_of(line.chunk_tiles, 1);
+    const int grain = max_of(output_chunk_tiles(line, segment.tiles), 1);
     const int chunk_begin = segment.tile_begin / grain, chunk_end = ceil_div(segment.tile_end, grain);
     const TreeNode node = next_node(chunk_begin, chunk_end);
     digest.add(segment);

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "leanattn/splits.h"
 #include "schedule_model.h"
 
 namespace leanattn::schedule_test {

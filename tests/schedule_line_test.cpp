@@ -105,22 +105,23 @@ bool check_loads(const OwnedLine& owned, const Model& model, const Cut& cut, con
   const auto [shortest, longest] = std::minmax_element(units.begin(), units.end());
   CHECK_OR_FAIL(*longest - *shortest <= 1);
   const auto [least, most] = std::minmax_element(tiles.begin(), tiles.end());
-  CHECK_OR_FAIL(*most - *least <= 2 * std::max(owned.line.chunk_tiles, 1) - 1);
+  int grain = 1;
+  for (const ModelOutput& output : model.outputs) grain = std::max(grain, model_grain(owned.line, output.tiles));
+  CHECK_OR_FAIL(*most - *least <= 2 * grain - 1);
   CHECK_OR_FAIL(cut.stretches <= owned.line.workers);
   CHECK_OR_FAIL(cut.stretches == 1 || *shortest >= owned.line.min_stretch_units);
   return true;
 }
 
-// Loads where outputs have stretches of their own: those of an output differ by a grain at most.
+// Loads where outputs have stretches of their own: those of an output differ by a tile at most. With chunks all but the last are equal.
 bool check_own_loads(const OwnedLine& owned, const Cut& cut, const std::vector<Piece>& pieces) {
   const Line& line = owned.line;
   if (!has_own_stretches(line)) return true;
-  const int grain = std::max(line.chunk_tiles, 1);
   for (const Piece& one : pieces) {
     for (const Piece& other : pieces) {
       if (one.segment.seq != other.segment.seq || one.segment.output != other.segment.output) continue;
-      const int least = other.segment.tile_end - other.segment.tile_begin + (ends_output(other.segment) ? grain - 1 : 0);
-      CHECK_OR_FAIL(one.segment.tile_end - one.segment.tile_begin <= least + grain);
+      const int tiles = one.segment.tile_end - one.segment.tile_begin, others = other.segment.tile_end - other.segment.tile_begin;
+      CHECK_OR_FAIL(line.chunk_tiles == 0 ? tiles <= others + 1 : tiles <= others || ends_output(other.segment));
     }
   }
   return cut.stretches == cut.units;
@@ -160,20 +161,20 @@ bool check_merges(const OwnedLine& owned, const Model& model, const Cut& cut, co
       ++segments;
     }
     CHECK_OR_FAIL(tile == output.tiles && segments >= 1);
+    if (has_own_stretches(line)) {
+      const int stretches = own_stretches(line, output.tiles);
+      for (int part = 0; part < stretches; ++part) {
+        const Segment own = own_segment(line, output.seq, seq_lens(line, output.seq), output.output, output.tiles, stretches,
+                                        output.tiles / stretches, part);
+        CHECK_OR_FAIL(same(own, segment_of(line, cut, list, output.seq, output.output, list.first + part)));
+      }
+      CHECK_OR_FAIL(stretches % line.cluster_stretches == 0 && stretches <= line.output_stretches);
+    }
     if (line.chunk_tiles == 0) {  // part_list: the same stretches but for those without a tile
       const MergeList parts = part_list(line, cut, list.output_unit, output.tiles);
       CHECK_OR_FAIL(parts.output_unit == output.first_unit);
       CHECK_OR_FAIL(parts.first == pieces[next - segments].stretch && parts.last == pieces[next - 1].stretch);
       CHECK_OR_FAIL(parts.last - parts.first + 1 == segments);
-      if (has_own_stretches(line)) {
-        const int stretches = own_stretches(line, output.tiles);
-        for (int part = 0; part < stretches; ++part) {
-          const Segment own =
-              own_segment(output.seq, seq_lens(line, output.seq), output.output, output.tiles, stretches, output.tiles / stretches, part);
-          CHECK_OR_FAIL(same(own, segment_of(line, cut, list, output.seq, output.output, list.first + part)));
-        }
-        CHECK_OR_FAIL(stretches % line.cluster_stretches == 0 && stretches <= line.output_stretches);
-      }
     }
     for (std::size_t i = next - segments; i < next; ++i) {
       const Segment& segment = pieces[i].segment;

@@ -87,6 +87,7 @@ inline void random_line(std::uint64_t seed, OwnedLine& owned) {
   line.head_order = random.one_in(2) ? HeadOrder::kBeside : HeadOrder::kAlong;
   if (random.one_in(3)) line.window_left = random.between(0, line.tile_tokens * random.between(0, most_tiles));
   if (random.one_in(3)) line.chunk_tiles = random.between(1, 9);
+  line.chunks_grow = random.one_in(2);
   line.policy = static_cast<Policy>(random.between(0, 4) % 3);
   line.splits = random.one_in(8) ? random.between(1, 100) : random.between(1, 8);
   line.workers = random.one_in(3) ? random.between(1, 300) : random.between(1, 12);
@@ -97,7 +98,7 @@ inline void random_line(std::uint64_t seed, OwnedLine& owned) {
   if (random.one_in(4)) {
     line.cluster_stretches = random.between(1, 6);
     line.output_stretches = line.cluster_stretches * random.between(1, 6);
-    line.join_cost_grains = random.between(0, 4);
+    line.join_cost_tiles = random.between(0, 4);
   }
   owned.line = line;
   owned.point();
@@ -128,9 +129,22 @@ struct Model {
   int units = 0;
 };
 
+// Tiles between places where a cut of an output may fall. Chunks that grow: as long as an eighth of the output up to 4 tiles, as a 128th
+// of it up to 8 tiles, then the shortest of which there are at most 256.
+inline int model_grain(const Line& line, int tiles) {
+  if (line.chunk_tiles == 0) return 1;
+  if (!line.chunks_grow) return line.chunk_tiles;
+  int wanted = 1;
+  while (wanted < 4 && (wanted + 1) * 8 <= tiles) ++wanted;
+  while (wanted < 8 && wanted * 128 < tiles) ++wanted;
+  while (wanted * 256 < tiles) ++wanted;
+  while (wanted % line.chunk_tiles != 0) ++wanted;
+  return wanted;
+}
+
 // Borders of one output by dealing its tiles out to units one by one.
 inline std::vector<int> model_borders(const Line& line, int tiles) {
-  const int grain = line.chunk_tiles > 0 ? line.chunk_tiles : 1;
+  const int grain = model_grain(line, tiles);
   std::vector<int> borders{0};
   if (line.policy == Policy::kFa2) {
     borders.push_back(tiles);
@@ -144,15 +158,17 @@ inline std::vector<int> model_borders(const Line& line, int tiles) {
       for (int i = 0; i < grains_a_split * grain && tile < tiles; ++i) ++tile;
       borders.push_back(tile);
     }
-  } else if (line.output_stretches > 0) {  // grains dealt out in turn, then each part's put behind each other
-    int grains = 0;
-    for (int tile = 0; tile < tiles; tile += grain) ++grains;
-    int stretches = line.cluster_stretches;
-    if (grains > stretches * line.join_cost_grains) {
-      while (stretches < line.output_stretches && stretches < grains) stretches += line.cluster_stretches;
+  } else if (line.output_stretches > 0) {
+    const bool one_cluster = tiles <= line.cluster_stretches * line.join_cost_tiles;
+    const int most = one_cluster ? line.cluster_stretches : line.output_stretches;
+    int piece = 1;  // tiles that stay together: with chunks 1, 2, 4 … of them, few enough pieces for all stretches
+    if (line.chunk_tiles > 0) {
+      for (piece = grain; (tiles + piece - 1) / piece > most;) piece *= 2;
     }
-    std::vector<int> dealt(static_cast<std::size_t>(stretches));
-    for (int tile = 0, part = 0; tile < tiles; tile += grain, part = (part + 1) % stretches) dealt[part] += grain;
+    int stretches = line.cluster_stretches;
+    while (stretches < most && stretches * piece < tiles) stretches += line.cluster_stretches;
+    std::vector<int> dealt(static_cast<std::size_t>(stretches));  // pieces dealt out in turn, then each stretch's put behind each other
+    for (int tile = 0, part = 0; tile < tiles; tile += piece, part = (part + 1) % stretches) dealt[part] += piece;
     for (const int own : dealt) borders.push_back(borders.back() + own < tiles ? borders.back() + own : tiles);
   } else {
     for (int i = 1; i <= line.fragment_cost_tiles; ++i) borders.push_back(0);
@@ -252,7 +268,8 @@ inline std::string describe(const OwnedLine& owned) {
   add("max_output_stretches", line.max_output_stretches);
   add("output_stretches", line.output_stretches);
   add("cluster_stretches", line.cluster_stretches);
-  add("join_cost_grains", line.join_cost_grains);
+  add("chunks_grow", line.chunks_grow);
+  add("join_cost_tiles", line.join_cost_tiles);
   return text;
 }
 

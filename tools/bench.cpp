@@ -32,6 +32,7 @@ Case tensors_of(Case c) {
   c.splits = defaults.splits;
   c.head_order = defaults.head_order;
   c.batch_invariant = defaults.batch_invariant;
+  c.check_data = defaults.check_data;
   c.workers = defaults.workers;
   return c;
 }

@@ -140,6 +140,7 @@ constexpr Key kKeys[] = {
     {"policy", "lean, fa2, flashdecoding, flashdecoding:N", "lean"},
     {"order", "auto, along, beside", "auto"},
     {"invariant", "0, 1: batch-invariant", "0"},
+    {"checked", "0, 1: lengths and page ids checked on the GPU; the CPU always checks", "0"},
     {"workers", "N", "all threads"},
     {"seed", "N", "1"},
     {"spread", "standard deviation of the logits", "1"},
@@ -189,6 +190,8 @@ void parse_key(Case& c, std::string_view key, std::string_view token) {
     c.head_order = parse_word(key, token, kOrders);
   } else if (key == "invariant") {
     c.batch_invariant = parse_flag(key, token);
+  } else if (key == "checked") {
+    c.check_data = parse_flag(key, token);
   } else if (key == "workers") {
     c.workers = static_cast<std::int32_t>(parse_count(token, key, 1, 1 << 16));
   } else if (key == "seed") {
@@ -379,6 +382,7 @@ std::string to_string(const Case& c) {
   add(c.policy != defaults.policy, "policy", policy_name(c.policy, c.splits));
   add(c.head_order != defaults.head_order, "order", word_text(c.head_order, kOrders));
   add(c.batch_invariant, "invariant", 1);
+  add(c.check_data, "checked", 1);
   add(c.workers > 0, "workers", c.workers);
   add(c.seed != defaults.seed, "seed", c.seed);
   add(c.spread != defaults.spread, "spread", c.spread);

@@ -10,7 +10,7 @@
 //   interleaved=1 (K and V in one buffer, such as [pages, 2, page, kv_heads, d])           strided=1 (views out of a wider buffer)
 //   head_dim_v=N   q_len=N or q_len=len,len,… (gives cu_seqlens_q)   causal=0|1   window=N   tree=N (a random tree over q_len = N tokens)
 //   scale=X   softcap=X   alibi=1   sink=X, or sink=1 for one that varies by head (sink=1.0 is the number)   lse=e|2|none
-//   policy=lean|fa2|flashdecoding[:splits]   order=auto|along|beside   invariant=0|1   workers=N
+//   policy=lean|fa2|flashdecoding[:splits]   order=auto|along|beside   invariant=0|1   checked=0|1   workers=N
 //   seed=N   spread=X (standard deviation of the logits with the default scale)
 #pragma once
 
@@ -59,6 +59,7 @@ struct Case {
   std::int32_t splits = 0;
   HeadOrder head_order = HeadOrder::kAuto;
   bool batch_invariant = false;
+  bool check_data = false;
   std::int32_t workers = 0;
 
   std::uint64_t seed = 1;

@@ -67,6 +67,7 @@ Options run_options(const Case& c, const RunSettings& settings, Backend backend)
   if (backend == Backend::kCuda) {
     if (settings.thread_blocks > 0) options.workers = settings.thread_blocks;
     options.programmatic_launch = settings.programmatic_launch;
+    options.check_data = c.check_data;
     options.cuda_path = settings.cuda_path.empty() ? nullptr : settings.cuda_path.c_str();
   } else {
     options.cpu_isa = settings.isa.empty() ? nullptr : settings.isa.c_str();

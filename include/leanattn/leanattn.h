@@ -157,6 +157,10 @@ typedef struct leanattn_options {
   void* stream;                /* CUDA: the cudaStream_t of the current device; NULL: the default stream */
   int32_t programmatic_launch; /* CUDA, not 0: start while the kernel before it on the stream is ending */
   const char* cuda_path;       /* CUDA: a name of leanattn_cuda_path; NULL: the fastest */
+  int32_t check_data;          /* CUDA, not 0: check lengths, offsets and used page ids on the device, in the same launch. A seq with a
+                                 fault is not read and counts as empty, the others are right. The CPU always checks */
+  uint64_t* data_status;       /* CUDA, with check_data: a word of device memory, aligned to 8 bytes, that keeps the first fault since
+                                 it was set to 0 (leanattn_data_fault_sentence); NULL: nobody is told */
 } leanattn_options;
 
 /* Attention over disjoint shards of a context, merged by their LSE. A shard row with LSE -inf is empty and its O is not looked at. */
@@ -199,6 +203,9 @@ LEANATTN_API leanattn_status leanattn_validate(const leanattn_problem* problem, 
 /* Checks lengths, cu_seqlens and page ids in use, in host memory; the sentence names seq and slot.
    Errors: those of leanattn_validate, LEANATTN_INVALID_DATA. */
 LEANATTN_API leanattn_status leanattn_check_data(const leanattn_problem* problem);
+
+/* What a data_status word says: one sentence that names seq and slot, "" for 0. Valid until the thread's next call of this function. */
+LEANATTN_API const char* leanattn_data_fault_sentence(uint64_t data_status);
 
 /* *bytes becomes the workspace that leanattn_decode needs, exact, for these shapes and options. Reads no tensor, length or table.
    Errors: LEANATTN_INVALID_ARGUMENT, LEANATTN_UNSUPPORTED; *bytes is untouched then. */

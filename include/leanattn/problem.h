@@ -10,6 +10,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "leanattn/data_fault.h"
 #include "leanattn/export.h"
 #include "leanattn/schedule.h"
 
@@ -141,10 +142,15 @@ struct Options {
                                             // clusters of them, which start only where a whole one fits; 0: all
   Executor executor{};                      // CPU. run == null: the library's own threads
   const char* cpu_isa = nullptr;            // CPU: a name of cpu_isas(); null: the fastest. For tests and comparisons
-  void* stream = nullptr;            // CUDA: the cudaStream_t of the current device that the call is queued on; null: the default one
-  bool programmatic_launch = false;  // CUDA: start while the kernel before it on the stream is ending (programmatic dependent
-                                     // launch, compute capability 9.0); that kernel's writes are waited for before any read
-  const char* cuda_path = nullptr;   // CUDA: a name of cuda_paths(); null: the fastest. For tests and comparisons
+  void* stream = nullptr;                // CUDA: the cudaStream_t of the current device that the call is queued on; null: the default one
+  bool programmatic_launch = false;      // CUDA: start while the kernel before it on the stream is ending (programmatic dependent
+                                         // launch, compute capability 9.0); that kernel's writes are waited for before any read
+  const char* cuda_path = nullptr;       // CUDA: a name of cuda_paths(); null: the fastest. For tests and comparisons
+  bool check_data = false;               // CUDA: check lengths, offsets and used page ids on the device, in the same launch. A seq with a
+                                         // fault is not read and counts as empty (with faulty cu_seqlens_q its rows are not written), the
+                                         // others are right. The CPU always checks, before it computes anything
+  std::uint64_t* data_status = nullptr;  // CUDA, with check_data: a word of device memory, aligned to 8 bytes, that keeps the first
+                                         // fault of all calls since it was set to 0 (data_fault.h reads it); null: nobody is told
 };
 
 // Throws Error for every shape, stride, pointer or option that is malformed (kInvalidArgument) or that no backend of this version runs
@@ -154,5 +160,8 @@ LEANATTN_API void validate(const Problem& problem, const Options& options = {});
 // Throws Error kInvalidData, naming seq and slot, for a kv_len outside 0 … the seq's room, a page id in use outside 0 … num_pages − 1, or
 // cu_seqlens that fall, do not start at 0, or exceed q_len. Reads host memory; the problem must have passed validate.
 LEANATTN_API void check_data(const Problem& problem);
+
+// The sentence of a status word; empty for 0.
+LEANATTN_API std::string data_fault_sentence(std::uint64_t data_status);
 
 }  // namespace leanattn

@@ -11,7 +11,7 @@
 //   stretch   a run of units that one worker does in one go
 //   segment   the part of a stretch that lies inside one output
 //   cut       the number of units and of stretches of a line
-//   chunk     batch-invariant only: a fixed number of tiles counted from the output's first one; cuts fall on chunk borders
+//   chunk     batch-invariant only: tiles counted from the output's first one, as many as the output alone decides; cuts fall on borders
 #pragma once
 
 #if defined(__CUDACC__)
@@ -42,6 +42,8 @@ struct Line {
   const int* cu_seqlens_kv = nullptr;  // [num_seqs + 1], used when kv_lens is null
   const int* cu_seqlens_q = nullptr;   // [num_seqs + 1]; null: q_len of every seq
   int q_len = 1;                       // new tokens of a seq when cu_seqlens_q is null
+  int most_kv_len = 0x7fffffff;        // a length outside 0 … this counts as 0
+  int most_q_len = 0x7fffffff;         // likewise, of cu_seqlens_q
   int kv_heads = 1;
   int group = 1;           // q_heads / kv_heads
   int rows_per_block = 0;  // packed rows (q_len·group of a KV head) a row block holds; 0: all of them
@@ -49,6 +51,7 @@ struct Line {
   int window_left = -1;         // left window in tokens; −1: none
   int tile_tokens = 1;          // context tokens a tile
   int chunk_tiles = 0;          // tiles a chunk; 0: cuts may fall on any tile
+  bool chunks_grow = false;     // chunk_tiles is the least, and what a chunk's tiles are a multiple of (output_chunk_tiles)
   int fragment_cost_tiles = 0;  // lean: cost of an output beyond its tiles
   Policy policy = Policy::kLean;
   int splits = 1;                        // flashdecoding: ≥ 1
@@ -58,9 +61,9 @@ struct Line {
   int max_output_stretches = 0;          // lean: a stretch is at least this part of the longest output, which then meets at most one
                                          // stretch more than this; 0: no limit
   int output_stretches = 0;              // lean: ≥ 1: every output is cut into stretches of its own, at most so many and equal within a
-                                         // grain (own_stretches); workers, the cost and the two limits are not used then. 0: not so
+                                         // tile (own_stretches); workers, the cost and the two limits are not used then. 0: not so
   int cluster_stretches = 1;             // of output_stretches, a multiple of it: so many have the means to merge with each other
-  int join_cost_grains = 0;              // grains a stretch that an output gives up before it joins more than one cluster
+  int join_cost_tiles = 0;               // tiles a stretch that an output gives up before it joins more than one cluster
   const long long* seq_units = nullptr;  // [num_seqs + 1] first unit of each seq (seq_unit_prefix); null: the functions scan instead
 };
 
@@ -103,11 +106,12 @@ LEANATTN_HOST_DEVICE constexpr int max_of(int a, int b) { return a > b ? a : b; 
 
 LEANATTN_HOST_DEVICE inline int seq_kv_len(const Line& line, int seq) {
   const int len = line.kv_lens ? line.kv_lens[seq] : line.cu_seqlens_kv[seq + 1] - line.cu_seqlens_kv[seq];
-  return max_of(len, 0);
+  return len < 0 || len > line.most_kv_len ? 0 : len;
 }
 
 LEANATTN_HOST_DEVICE inline int seq_q_len(const Line& line, int seq) {
-  return line.cu_seqlens_q ? line.cu_seqlens_q[seq + 1] - line.cu_seqlens_q[seq] : line.q_len;
+  const int len = line.cu_seqlens_q ? line.cu_seqlens_q[seq + 1] - line.cu_seqlens_q[seq] : line.q_len;
+  return len < 0 || len > line.most_q_len ? 0 : len;
 }
 
 LEANATTN_HOST_DEVICE inline SeqLens seq_lens(const Line& line, int seq) { return {seq_kv_len(line, seq), seq_q_len(line, seq)}; }
@@ -131,7 +135,6 @@ LEANATTN_HOST_DEVICE inline int seq_row_blocks(const Line& line, const SeqLens& 
   if (rows <= 0) return 0;
   return line.rows_per_block > 0 ? ceil_div(rows, line.rows_per_block) : 1;
 }
-
 LEANATTN_HOST_DEVICE inline int seq_row_blocks(const Line& line, int seq) { return seq_row_blocks(line, seq_lens(line, seq)); }
 
 // Outputs of the seq; none for q_len 0.
@@ -157,18 +160,37 @@ LEANATTN_HOST_DEVICE inline int tile_token_end(const Line& line, int seq, int ti
 
 LEANATTN_HOST_DEVICE inline bool has_own_stretches(const Line& line) { return line.policy == Policy::kLean && line.output_stretches > 0; }
 
-// Grains of an output: chunks where there are any, tiles otherwise.
-LEANATTN_HOST_DEVICE inline int output_grains(const Line& line, int tiles) {
-  return line.chunk_tiles > 0 ? ceil_div(tiles, line.chunk_tiles) : tiles;
+// Tiles of a chunk of an output of `tiles` tiles; 0: there are no chunks. Where they grow, no output has more than kMostGrownChunks.
+constexpr int kMostGrownChunks = 256;
+LEANATTN_HOST_DEVICE inline int output_chunk_tiles(const Line& line, int tiles) {
+  if (!line.chunks_grow || line.chunk_tiles == 0) return line.chunk_tiles;
+  const int shortest = max_of(min_of(tiles / 8, 4), min_of(ceil_div(tiles, 128), 8));
+  return ceil_div(max_of(max_of(shortest, ceil_div(tiles, kMostGrownChunks)), 1), line.chunk_tiles) * line.chunk_tiles;
 }
 
-// Stretches of an output's own: one cluster's where that is long enough, else whole clusters for as many as have a grain.
-LEANATTN_HOST_DEVICE inline int own_stretches(const Line& line, int grains) {
-  const int cluster = line.cluster_stretches;
-  if (line.output_stretches <= cluster || grains <= static_cast<long long>(cluster) * line.join_cost_grains) {
-    return min_of(cluster, line.output_stretches);
+// Chunks of an output; none where cuts may fall on any tile.
+LEANATTN_HOST_DEVICE inline int output_chunks(const Line& line, int tiles) {
+  return line.chunk_tiles > 0 ? ceil_div(tiles, output_chunk_tiles(line, tiles)) : 0;
+}
+
+// Where an output has stretches of its own and chunks, a stretch has 2^own_level of them, the fewest that leave at most `stretches`: it is
+// one node of the merge tree (merge_tree.h).
+LEANATTN_HOST_DEVICE inline int own_level(int chunks, int stretches) {
+  int level = 0;
+  while (((chunks - 1) >> level) >= stretches) ++level;
+  return level;
+}
+
+// Stretches of an output's own: one cluster's where that is long enough, else whole clusters for as many as have a tile or a node.
+LEANATTN_HOST_DEVICE inline int own_stretches(const Line& line, int tiles) {
+  const int cluster = line.cluster_stretches, most = line.output_stretches;
+  if (most <= cluster || tiles <= static_cast<long long>(cluster) * line.join_cost_tiles) return min_of(cluster, most);
+  int used = tiles;
+  if (line.chunk_tiles > 0) {
+    const int chunks = output_chunks(line, tiles);
+    used = ((chunks - 1) >> own_level(chunks, most)) + 1;
   }
-  return grains < line.output_stretches ? (grains + cluster - 1) / cluster * cluster : line.output_stretches;
+  return used < most ? (used + cluster - 1) / cluster * cluster : most;
 }
 
 // A stretch may have many segments; else it has one at most.
@@ -180,7 +202,7 @@ LEANATTN_HOST_DEVICE inline bool has_long_stretches(const Line& line) {
 LEANATTN_HOST_DEVICE inline long long output_units(const Line& line, int tiles) {
   switch (line.policy) {
     case Policy::kLean:
-      if (has_own_stretches(line)) return own_stretches(line, output_grains(line, tiles));
+      if (has_own_stretches(line)) return own_stretches(line, tiles);
       return static_cast<long long>(line.fragment_cost_tiles) + tiles;
     case Policy::kFa2: return 1;
     case Policy::kFlashDecoding: return line.splits;
@@ -188,10 +210,13 @@ LEANATTN_HOST_DEVICE inline long long output_units(const Line& line, int tiles) 
   return 1;
 }
 
-// The grain at which stretch `part` of an output begins that has `stretches` of its own: the first few have one grain more than `whole`.
-// whole = grains ÷ stretches, from the caller, who may have a faster way than to divide.
-LEANATTN_HOST_DEVICE inline int own_grain(int grains, int stretches, int whole, int part) {
-  return part * whole + min_of(part, grains - whole * stretches);
+// The tile at which stretch `part` of an output begins that has `stretches` of its own, at most `tiles`. Without chunks the first few have
+// one tile more than `whole` = tiles ÷ stretches, from the caller, who may have a faster way than to divide.
+LEANATTN_HOST_DEVICE inline int own_tile(const Line& line, int tiles, int stretches, int whole, int part) {
+  if (line.chunk_tiles == 0) return part * whole + min_of(part, tiles - whole * stretches);
+  const int chunk = output_chunk_tiles(line, tiles);
+  const long long tile = (1LL * part << own_level(ceil_div(tiles, chunk), stretches)) * chunk;
+  return tile < tiles ? static_cast<int>(tile) : tiles;
 }
 
 // The tile at which a cut `unit` units into an output of `tiles` tiles falls: 0 at unit 0, `tiles` at output_units, monotone between,
@@ -200,12 +225,11 @@ LEANATTN_HOST_DEVICE inline int tile_at(const Line& line, int tiles, long long u
   const long long all = output_units(line, tiles);
   if (unit <= 0) return 0;
   if (unit >= all) return tiles;
-  const int grain = line.chunk_tiles > 0 ? line.chunk_tiles : 1;
   if (has_own_stretches(line)) {
-    const int grains = output_grains(line, tiles), stretches = own_stretches(line, grains);
-    const long long tile = 1LL * own_grain(grains, stretches, grains / stretches, static_cast<int>(unit)) * grain;
-    return tile < tiles ? static_cast<int>(tile) : tiles;
+    const int stretches = own_stretches(line, tiles);
+    return own_tile(line, tiles, stretches, tiles / stretches, static_cast<int>(unit));
   }
+  const int grain = line.chunk_tiles > 0 ? output_chunk_tiles(line, tiles) : 1;
   if (line.policy == Policy::kFlashDecoding) {
     const long long grains_a_split = ceil_div(ceil_div(tiles, grain), line.splits);
     const long long tile = unit * grains_a_split * grain;
@@ -233,35 +257,13 @@ LEANATTN_HOST_DEVICE inline void seq_unit_prefix(const Line& line, long long* pr
 
 // --- Cuts ---
 
-// splits of the flashdecoding policy when none are given, as FlashAttention-2 chooses them (num_splits_heuristic, flash_api.cpp): one if
-// the outputs alone fill 80 % of the workers; else the fewest whose last wave is at least 85 % as full as that of the best choice.
-// A number of splits that only shortens the last split is passed over. outputs, workers, tiles (of the longest output) ≥ 1.
-LEANATTN_HOST_DEVICE inline int flashdecoding_splits(long long outputs, int workers, int tiles) {
-  constexpr int kMaxSplits = 128;
-  if (outputs * 10 >= workers * 8LL) return 1;
-  const int most = min_of(min_of(kMaxSplits, workers), max_of(tiles, 1));
-  long long best_busy = 0, best_slots = 1;  // fullness of the waves = busy / slots
-  for (int pass = 0; pass < 2; ++pass) {
-    for (int splits = 1; splits <= most; ++splits) {
-      if (splits > 1 && ceil_div(tiles, splits) == ceil_div(tiles, splits - 1)) continue;
-      const long long busy = outputs * splits;
-      const long long slots = (busy + workers - 1) / workers * workers;
-      if (pass == 0 && busy * best_slots > best_busy * slots) {
-        best_busy = busy;
-        best_slots = slots;
-      }
-      if (pass == 1 && busy * best_slots * 100 >= best_busy * slots * 85) return splits;
-    }
-  }
-  return 1;
-}
-
 // The cut of a line. lean: as many equal stretches as there are workers, fewer where min_stretch_units or max_output_stretches ask for it;
 // other policies, and outputs with stretches of their own: a stretch a unit, with runs as many equal stretches as there are workers. A line
 // without outputs has no stretch; the functions below then have nothing to be asked.
 //
 // How equal lean stretches are: two stretches differ by at most one unit. In tiles, with c = max(chunk_tiles, 1), by at most 2c − 1 beyond
-// what their shares of the cost units differ by: a cut inside a chunk moves back by up to c − 1 tiles, at either end of a stretch.
+// what their shares of the cost units differ by: a cut inside a chunk moves back by up to c − 1 tiles, at either end of a stretch. (Where
+// chunks grow, c is the longest output's.)
 //
 // cut_of_units is make_cut for whoever has the sums already: the units of the line, and of its longest output (at least 1).
 LEANATTN_HOST_DEVICE inline Cut cut_of_units(const Line& line, long long units, long long longest) {
@@ -361,15 +363,16 @@ LEANATTN_HOST_DEVICE inline bool next_segment(const Line& line, Cursor& cursor, 
 // --- Outputs with stretches of their own ---
 
 // The part of an output of `tiles` tiles in stretch `part` of its `stretches`: empty where there are fewer tiles than stretches.
-// whole = tiles ÷ stretches. Not for chunks.
-LEANATTN_HOST_DEVICE inline Segment own_segment(int seq, const SeqLens& lens, int output, int tiles, int stretches, int whole, int part) {
+// whole = tiles ÷ stretches.
+LEANATTN_HOST_DEVICE inline Segment own_segment(const Line& line, int seq, const SeqLens& lens, int output, int tiles, int stretches,
+                                                int whole, int part) {
   Segment segment;
   segment.seq = seq;
   segment.lens = lens;
   segment.output = output;
   segment.tiles = tiles;
-  segment.tile_begin = own_grain(tiles, stretches, whole, part);
-  segment.tile_end = own_grain(tiles, stretches, whole, part + 1);
+  segment.tile_begin = own_tile(line, tiles, stretches, whole, part);
+  segment.tile_end = own_tile(line, tiles, stretches, whole, part + 1);
   return segment;
 }
 

@@ -5,6 +5,7 @@ decode          contiguous, head-major or ragged K and V          decode_paged  
 prepare         the same calls once checked, to run many times    merge            joins attention over shards of a context
 reference       the right values in float64                       plan             how a batch is cut, as data and as a picture
 Options         schedule, workers, bits that do not vary          Workspace        memory for calls
+data_fault_sentence   what a check on the device has found
 flash_attn_with_kvcache, BatchDecodeWithPagedKVCacheWrapper       the call shapes of FlashAttention and of FlashInfer
 info            version, backends, instruction sets, devices
 leanattn.hf     attn_implementation="leanattn" for Hugging Face transformers, and a cache; imported by itself
@@ -16,7 +17,7 @@ torch was imported before. Errors are ValueError with a sentence that names the 
 import sys
 
 from ._api import Options, Reference, Workspace, decode, decode_paged, merge, merge_shards, prepare, reference
-from ._core import Call
+from ._core import Call, data_fault_sentence
 from ._core import version as _version
 from ._flash_attention import append_kv, flash_attn_with_kvcache
 from ._flashinfer import BatchDecodeWithPagedKVCacheWrapper
@@ -36,6 +37,7 @@ __all__ = [
     "Reference",
     "Workspace",
     "append_kv",
+    "data_fault_sentence",
     "decode",
     "decode_paged",
     "flash_attn_with_kvcache",

@@ -32,8 +32,12 @@ class Options:
                          multiprocessor
     programmatic_launch  CUDA: start while the kernel before is ending (compute capability 9.0)
     cpu_isa, cuda_path   a name that info() lists; None: the fastest
+    check_data           CUDA: lengths, offsets and used page ids are checked on the device, in the same launch; a sequence with a fault
+                         counts as empty, the others are right. The CPU always checks, and raises
+    data_status          CUDA, with check_data: an array of one 8-byte integer on the device, 0 before the first call; it keeps the first
+                         fault, which data_fault_sentence puts into words
 
-    Raises ValueError for a name that is not known. Ranges are checked by the call.
+    Raises ValueError for a name that is not known, or a data_status that is no such array. Ranges are checked by the call.
     """
 
     policy: str = "lean"
@@ -44,6 +48,8 @@ class Options:
     programmatic_launch: bool = False
     cpu_isa: str | None = None
     cuda_path: str | None = None
+    check_data: bool = False
+    data_status: Any = dataclasses.field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         if not _arrays.tracing():
@@ -60,6 +66,8 @@ class Options:
             programmatic_launch=self.programmatic_launch,
             cpu_isa=self.cpu_isa,
             cuda_path=self.cuda_path,
+            check_data=self.check_data,
+            data_status=_arrays.device_word(self.data_status),
         )
 
 

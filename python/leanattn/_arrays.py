@@ -4,6 +4,7 @@ array's own module is at hand already."""
 
 from __future__ import annotations
 
+import math
 import sys
 from typing import Any
 
@@ -51,6 +52,16 @@ def is_cuda(array: Array) -> bool:
         return array.is_cuda
     device = getattr(array, "__dlpack_device__", None)
     return device is not None and device()[0] in (2, 13)
+
+
+def device_word(array: Array | None) -> int:
+    """The address of a device array's only element, of 8 bytes; 0 for None. ValueError for any other array."""
+    if array is None:
+        return 0
+    memory = getattr(array, "__cuda_array_interface__", None)
+    if memory is None or math.prod(memory["shape"]) != 1 or memory["typestr"] not in ("<i8", "<u8"):
+        raise ValueError("data_status must be a CUDA array of one int64 or uint64")
+    return memory["data"][0]
 
 
 def is_checked(array: Array) -> bool:

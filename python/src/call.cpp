@@ -54,7 +54,7 @@ HeadOrder parse_head_order(const std::string& name) {
 
 OptionsObject::OptionsObject(const std::string& policy_text, int splits, const std::string& head_order_text, bool batch_invariant,
                              int workers, bool programmatic_launch, std::optional<std::string> cpu_isa,
-                             std::optional<std::string> cuda_path)
+                             std::optional<std::string> cuda_path, bool check_data, std::uintptr_t data_status)
     : policy(parse_policy(policy_text)),
       splits(splits),
       head_order(parse_head_order(head_order_text)),
@@ -62,7 +62,9 @@ OptionsObject::OptionsObject(const std::string& policy_text, int splits, const s
       workers(workers),
       programmatic_launch(programmatic_launch),
       cpu_isa(std::move(cpu_isa)),
-      cuda_path(std::move(cuda_path)) {}
+      cuda_path(std::move(cuda_path)),
+      check_data(check_data),
+      data_status(data_status) {}
 
 Options OptionsObject::options() const {
   Options options;
@@ -74,6 +76,8 @@ Options OptionsObject::options() const {
   options.programmatic_launch = programmatic_launch;
   options.cpu_isa = cpu_isa ? cpu_isa->c_str() : nullptr;
   options.cuda_path = cuda_path ? cuda_path->c_str() : nullptr;
+  options.check_data = check_data;
+  options.data_status = reinterpret_cast<std::uint64_t*>(data_status);
   return options;
 }
 

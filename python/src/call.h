@@ -18,7 +18,8 @@ namespace leanattn::python {
 // leanattn::Options with names of its own.
 struct OptionsObject {
   OptionsObject(const std::string& policy, int splits, const std::string& head_order, bool batch_invariant, int workers,
-                bool programmatic_launch, std::optional<std::string> cpu_isa, std::optional<std::string> cuda_path);
+                bool programmatic_launch, std::optional<std::string> cpu_isa, std::optional<std::string> cuda_path, bool check_data,
+                std::uintptr_t data_status);
   Options options() const;
 
   Policy policy = Policy::kLean;
@@ -29,6 +30,8 @@ struct OptionsObject {
   bool programmatic_launch = false;
   std::optional<std::string> cpu_isa;
   std::optional<std::string> cuda_path;
+  bool check_data = false;
+  std::uintptr_t data_status = 0;  // a device's address; the Python object keeps its memory
 };
 Policy parse_policy(const std::string& name);
 HeadOrder parse_head_order(const std::string& name);

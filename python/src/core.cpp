@@ -177,10 +177,12 @@ NB_MODULE(_core, m) {
   nb::register_exception_translator(translate);
 
   nb::class_<OptionsObject>(m, "Options")
-      .def(nb::init<const std::string&, int, const std::string&, bool, int, bool, std::optional<std::string>, std::optional<std::string>>(),
+      .def(nb::init<const std::string&, int, const std::string&, bool, int, bool, std::optional<std::string>, std::optional<std::string>,
+                    bool, std::uintptr_t>(),
            nb::kw_only(), nb::arg("policy") = "lean", nb::arg("splits") = 0, nb::arg("head_order") = "auto",
            nb::arg("batch_invariant") = false, nb::arg("workers") = 0, nb::arg("programmatic_launch") = false,
-           nb::arg("cpu_isa") = nb::none(), nb::arg("cuda_path") = nb::none());
+           nb::arg("cpu_isa") = nb::none(), nb::arg("cuda_path") = nb::none(),
+           nb::arg("check_data") = false, nb::arg("data_status") = 0);
 
   nb::class_<Workspace>(m, "Workspace")
       .def(
@@ -283,6 +285,7 @@ NB_MODULE(_core, m) {
   m.def("version", version);
   m.def("cpu_isas", cpu_isas);
   m.def("cuda_paths", cuda_paths);
+  m.def("data_fault_sentence", data_fault_sentence, nb::arg("data_status"));
   m.def("cuda_absent", [] { return backend_available(Backend::kCuda) ? std::string() : cuda::why_absent(); });
   m.def("cuda_device_name", cuda::device_name);
   m.def("default_workers", cpu::default_workers);

@@ -309,3 +309,19 @@ def test_cupy_on_its_current_stream(rng):
         stream.synchronize()
     assert isinstance(o, cupy.ndarray)
     assert_close(o.get(), lse.get(), problem.right(), "float16")
+
+
+def test_checked_data(rng):
+    """A page id out of range empties its sequence alone, and the word on the device says which."""
+    problem = make_problem(rng, layout="paged", dtype="bfloat16", head_dim=128, kv_lens=(700, 300, 130))
+    k_cache = to_cuda(problem.k)
+    status = torch.zeros(1, dtype=torch.int64, device="cuda")
+    options = leanattn.Options(check_data=True, data_status=status, batch_invariant=True)
+    table, kv_lens = to_cuda(problem.rules["block_table"]), to_cuda(problem.rules["kv_lens"])
+    arguments = (to_cuda(problem.q), k_cache, to_cuda(problem.v))
+    right = leanattn.decode_paged(*arguments, table, kv_lens, options=options)
+    assert leanattn.data_fault_sentence(status.item()) == ""
+    table[1, 0] = k_cache.shape[0]
+    o = leanattn.decode_paged(*arguments, table, kv_lens, options=options)
+    assert leanattn.data_fault_sentence(status.item()) == "seq 1 slot 0: page is outside num_pages"
+    assert torch.equal(o[0], right[0]) and torch.equal(o[2], right[2]) and not o[1].any()

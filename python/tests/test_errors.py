@@ -124,3 +124,9 @@ def test_merge_refuses_what_does_not_fit():
         leanattn.merge_shards(f32(2, 3, 4, 64), f32(2, 3, 5))
     with pytest.raises(ValueError, match="lse: dtype float32"):
         leanattn.merge_shards(f32(2, 3, 64), np.zeros((2, 3)))
+
+
+def test_data_status_must_be_a_device_word():
+    with pytest.raises(ValueError, match="data_status must be a CUDA array of one int64 or uint64"):
+        leanattn.Options(check_data=True, data_status=np.zeros(1, np.int64))
+    assert leanattn.data_fault_sentence(0) == ""

@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "leanattn/merge_tree.h"
+#include "leanattn/splits.h"
 #include "numeric.h"
 #include "problem_view.h"
 #include "src/cpu/threads.h"
@@ -14,6 +15,7 @@ namespace leanattn::cpu {
 namespace {
 
 constexpr std::size_t kAlignment = 64;
+constexpr double kMostBytes = 0x1p62;  // of a workspace
 
 std::size_t aligned(std::size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
@@ -75,7 +77,8 @@ int flashdecoding_splits_of(const Problem& problem, const Options& options, Head
   const std::int64_t tiles = std::max<std::int64_t>(max_tiles(problem, sizes.tile_tokens), 1);
   if (options.splits > 0) return static_cast<int>(std::min<std::int64_t>(options.splits, tiles));
   const std::int64_t outputs = static_cast<std::int64_t>(problem.batch) * (order == HeadOrder::kBeside ? 1 : problem.kv_heads);
-  return flashdecoding_splits(std::max<std::int64_t>(outputs, 1), sizes.workers, static_cast<int>(tiles));
+  constexpr std::int64_t kMany = std::int64_t{1} << 32;  // more than workers; shapes alone may say 2^62
+  return flashdecoding_splits(std::clamp<std::int64_t>(outputs, 1, kMany), sizes.workers, static_cast<int>(tiles));
 }
 
 }  // namespace
@@ -134,7 +137,10 @@ Sizes call_sizes(const Problem& problem, const Options& options, const IsaKernel
   } else {
     const bool splitting = options.policy == Policy::kFlashDecoding;
     const int splits = splitting ? flashdecoding_splits_of(problem, options, order, sizes) : 1;
-    sizes.stretches = static_cast<std::int64_t>(problem.batch) * (order == HeadOrder::kBeside ? 1 : problem.kv_heads) * splits;
+    const std::int64_t outputs = static_cast<std::int64_t>(problem.batch) * (order == HeadOrder::kBeside ? 1 : problem.kv_heads);
+    const double cut_bytes = static_cast<double>(outputs) * splits * sizeof(CutStart);
+    if (cut_bytes > kMostBytes) reject_workspace(cut_bytes);
+    sizes.stretches = outputs * splits;
     sizes.slots = splits > 1 ? sizes.stretches : 0;
   }
   return sizes;
@@ -155,8 +161,10 @@ Layout workspace_layout(const Problem& problem, const Sizes& sizes) {
   Layout layout;
   const double slot_bytes =
       static_cast<double>(sizes.slots) * static_cast<double>(sizes.slot_nodes) * static_cast<double>(sizes.node_bytes);
-  const double bytes = slot_bytes + static_cast<double>(sizes.workers) * static_cast<double>(scratch_layout(problem, sizes).bytes);
-  if (bytes > 0x1p62) reject_workspace(bytes);
+  const double cut_bytes = static_cast<double>(sizes.stretches) * sizeof(CutStart);
+  const double bytes =
+      slot_bytes + cut_bytes + static_cast<double>(sizes.workers) * static_cast<double>(scratch_layout(problem, sizes).bytes);
+  if (bytes > kMostBytes) reject_workspace(bytes);
   layout.cut_starts = aligned((static_cast<std::size_t>(problem.batch) + 1) * sizeof(std::int64_t));
   layout.partials = layout.cut_starts + aligned(static_cast<std::size_t>(sizes.stretches) * sizeof(CutStart));
   layout.scratch = layout.partials + static_cast<std::size_t>(sizes.slots * sizes.slot_nodes) * sizes.node_bytes;

@@ -9,6 +9,7 @@
 #include <bit>
 #include <cstdint>
 #include <iterator>
+#include <limits>
 #include <mutex>
 #include <string_view>
 #include <vector>
@@ -19,6 +20,8 @@
 #include "cuda/timeline.cuh"
 #include "cuda/variants.h"
 #include "cuda/views.h"
+#include "leanattn/merge_tree.h"
+#include "leanattn/splits.h"
 #include "numeric.h"
 #include "problem_view.h"
 
@@ -66,7 +69,7 @@ int code_architecture() {
   if (const int known = kept ? of_devices[id].load(std::memory_order_relaxed) : 0; known != 0) return known;
   int found = 0;
   cudaFuncAttributes attributes{};
-  const cudaError_t answer = cudaFuncGetAttributes(&attributes, bfloat16_kernel(kHeadDims[0], kRowBlocks[0]).function);
+  const cudaError_t answer = cudaFuncGetAttributes(&attributes, bfloat16_kernel(kVariants[0]).function);
   if (answer != cudaSuccess) cudaGetLastError();
   switch (answer) {
     case cudaSuccess: found = attributes.ptxVersion; break;
@@ -105,8 +108,10 @@ struct Plan {
   Kernel kernel;
   Line line;
   int architecture = 0;  // of the kernels' code (code_architecture)
-  int head_dim = 0;      // of the variant
-  int rows = 0;
+  Variant variant{};
+  int slot_nodes = 1;  // Params::slot_nodes, and what follows it
+  int shared_nodes = 0;
+  int shared_nodes_at = 0;
   dim3 grid{};
   int stages = 0;
   int shared_bytes = 0;
@@ -191,17 +196,29 @@ void own_stretches(const Problem& problem, std::int64_t most_tiles, bool in_clus
   work.tiles = most_tiles;
   work.tile_bytes = static_cast<std::int64_t>(plan.kernel.tile_tokens) * problem.head_dim * 4;
   work.blocks = plan.device.sms;
+  work.chunk_tiles = line.chunk_tiles;
   if (work.outputs == 0 || work.outputs > work.blocks) return;
   if (in_clusters) work.clusters = resident_clusters(plan);
   const OwnCut cut = own_cut(work);
   if (cut.stretches == 0) return;
   line.output_stretches = cut.stretches;
   line.cluster_stretches = cut.cluster;
-  line.join_cost_grains = kJoinCostTiles;
+  line.join_cost_tiles = kJoinCostTiles;
   plan.grid = dim3(static_cast<unsigned>(cut.stretches), static_cast<unsigned>(problem.kv_heads), static_cast<unsigned>(problem.batch));
   const int blocks = cut.stretches * static_cast<int>(work.outputs);
   line.workers = line.head_order == HeadOrder::kBeside ? blocks / problem.kv_heads : blocks;
   if (cut.cluster > 1) plan.shared_bytes += exchange_bytes(plan.kernel, cut.cluster);
+}
+
+// Code for less than 9.0 has the variants in full only (decode.cuh).
+Variant choose_variant(const Problem& problem, const Options& options, std::int64_t most_rows, int architecture) {
+  const int rows = static_cast<int>(std::min<std::int64_t>(most_rows, 1 << 20));
+  if (architecture >= 90 && is_plain(problem, options)) {
+    const Features features = options.batch_invariant ? Features::kInvariant : Features::kPlain;
+    const Variant variant = find_variant(problem.head_dim, problem.head_dim, rows, features);
+    if (variant.head_dim == problem.head_dim && (rows <= variant.rows || features == Features::kPlain)) return variant;
+  }
+  return find_variant(problem.head_dim, head_dim_v(problem), rows, Features::kFull);
 }
 
 Plan make_plan(const Problem& problem, const Options& options) {
@@ -215,9 +232,8 @@ Plan make_plan(const Problem& problem, const Options& options) {
     reject_cuda_path(options.cuda_path, names);
   }
   const std::int64_t most_rows = static_cast<std::int64_t>(problem.q_len) * group(problem);
-  plan.head_dim = padded_head_dim(problem.head_dim, head_dim_v(problem));
-  plan.rows = row_block(plan.head_dim, static_cast<int>(std::min<std::int64_t>(most_rows, 1 << 20)));
-  plan.kernel = (problem.q_dtype == DType::kBFloat16 ? bfloat16_kernel : float16_kernel)(plan.head_dim, plan.rows);
+  plan.variant = choose_variant(problem, options, most_rows, plan.architecture);
+  plan.kernel = (problem.q_dtype == DType::kBFloat16 ? bfloat16_kernel : float16_kernel)(plan.variant);
   const int stage_bytes = plan.kernel.stage_tokens * (problem.head_dim + head_dim_v(problem)) * 2;  // that are read
   plan.stages = std::clamp((kBytesInFlight + stage_bytes - 1) / stage_bytes, 2, kMaxStages);
   const auto bytes = [&] { return plan.kernel.fixed_shared_bytes + plan.stages * plan.kernel.stage_shared_bytes; };
@@ -227,10 +243,16 @@ Plan make_plan(const Problem& problem, const Options& options) {
   const int blocks = options.workers > 0 ? std::min(options.workers, plan.device.sms) : plan.device.sms;
   Line& line = plan.line;
   line = problem_line(problem);
-  line.rows_per_block = plan.rows;
+  line.rows_per_block = plan.variant.rows;
   line.tile_tokens = plan.kernel.tile_tokens;
   line.policy = options.policy;
   line.runs = true;
+  line.chunk_tiles = options.batch_invariant ? plan.kernel.stage_tokens / line.tile_tokens : 0;  // no stage has tokens of two
+  line.chunks_grow = true;
+  if (options.check_data) {
+    line.most_kv_len = static_cast<int>(std::min<std::int64_t>(max_kv_len(problem), std::numeric_limits<std::int32_t>::max()));
+    line.most_q_len = problem.q_len;
+  }
   line.fragment_cost_tiles = options.policy == Policy::kLean ? 1 : 0;
   line.head_order = options.head_order;
   const int lines = std::min(problem.kv_heads, blocks);  // of heads side by side
@@ -249,11 +271,18 @@ Plan make_plan(const Problem& problem, const Options& options) {
     most_tokens = std::min(most_tokens, seen + line.tile_tokens - 1);  // the window may begin anywhere in a tile
   }
   const std::int64_t most_tiles = std::max<std::int64_t>((most_tokens + line.tile_tokens - 1) / line.tile_tokens, 1);
-  if (options.policy == Policy::kLean && options.workers == 0 && problem.cu_seqlens_q == nullptr && most_rows <= plan.rows) {
+  if (options.batch_invariant) plan.slot_nodes = max_row_nodes(static_cast<int>(std::min<std::int64_t>(most_tiles, kMostGrownChunks)));
+  if (options.policy == Policy::kLean && options.workers == 0 && problem.cu_seqlens_q == nullptr && most_rows <= plan.variant.rows) {
     own_stretches(problem, most_tiles, plan.architecture >= 90 && !is_portable(options), plan);
   }
+  if (options.batch_invariant) {
+    const int node_bytes = plan.kernel.slot_value_bytes + plan.kernel.slot_row_bytes;
+    plan.shared_nodes = std::min(plan.slot_nodes, (plan.device.most_shared_bytes - plan.shared_bytes) / node_bytes);
+    plan.shared_nodes_at = plan.shared_bytes - bytes();
+    plan.shared_bytes += plan.shared_nodes * node_bytes;
+  }
   if (options.policy == Policy::kFlashDecoding) {
-    const std::int64_t row_blocks = (most_rows + plan.rows - 1) / plan.rows;
+    const std::int64_t row_blocks = (most_rows + plan.variant.rows - 1) / plan.variant.rows;
     const std::int64_t outputs = std::max<std::int64_t>(row_blocks * problem.batch * problem.kv_heads, 1);
     line.splits = options.splits > 0 ? options.splits
                                      : flashdecoding_splits(outputs, blocks, static_cast<int>(std::min<std::int64_t>(most_tiles, 1 << 24)));
@@ -271,11 +300,11 @@ struct Layout {
 };
 
 Layout lay_out(const Plan& plan) {
-  const std::size_t slots = 2 * static_cast<std::size_t>(plan.device.sms);
+  const std::size_t slots = 2 * static_cast<std::size_t>(plan.device.sms), partials = slots * static_cast<std::size_t>(plan.slot_nodes);
   Layout layout;
   layout.counter_bytes = 2 * slots * kMaxConsumerWarps * sizeof(std::uint32_t);
-  layout.row_bytes = slots * plan.kernel.slot_row_bytes;
-  layout.value_bytes = slots * plan.kernel.slot_value_bytes;
+  layout.row_bytes = partials * plan.kernel.slot_row_bytes;
+  layout.value_bytes = partials * plan.kernel.slot_value_bytes;
   if (kKeepsTimeline) {  // at the end
     const std::size_t blocks = std::size_t{plan.grid.x} * plan.grid.y * plan.grid.z;
     layout.timeline_bytes = std::max(blocks, slots / 2) * kMarks * sizeof(std::uint64_t);
@@ -291,7 +320,7 @@ Quotient quotient(int divisor) {
   by.factor = static_cast<std::uint32_t>((1ull << by.shift) / static_cast<unsigned>(divisor) + 1);
   return by;
 }
-Params make_params(const Problem& problem, const Plan& plan, std::byte* workspace) {
+Params make_params(const Problem& problem, const Options& options, const Plan& plan, std::byte* workspace) {
   Params p;
   p.line = plan.line;
   set_views(p, problem);
@@ -307,7 +336,7 @@ Params make_params(const Problem& problem, const Plan& plan, std::byte* workspac
   p.group = group(problem);
   p.head_dim = problem.head_dim;
   p.head_dim_v = head_dim_v(problem);
-  p.padded = p.head_dim < plan.head_dim || p.head_dim_v < plan.head_dim;
+  p.padded = p.head_dim < plan.variant.head_dim || p.head_dim_v < plan.variant.head_dim;
   p.general_or_padded_pages = p.general || (p.padded && p.block_table != nullptr);
   p.whole_tokens = p.padded ? -1 : plan.kernel.stage_tokens;
   p.causal = problem.causal;
@@ -320,8 +349,10 @@ Params make_params(const Problem& problem, const Plan& plan, std::byte* workspac
   p.tree_mask = reinterpret_cast<const std::uint32_t*>(problem.tree_mask);  // words of 64 bits, low half first
   p.tree_words = 2 * tree_mask_words(problem);
   p.sinks = problem.sinks;
-  p.has_sinks = problem.sinks != nullptr;
   p.sink_lse_factor = problem.lse_base == LseBase::kTwo ? kLog2E : 1.0f;
+  p.checks = options.check_data;
+  p.data_status = reinterpret_cast<unsigned long long*>(options.data_status);
+  p.num_pages = problem.num_pages;
   p.stages = plan.stages;
   if (p.line.output_stretches > 0) {
     p.of_all = quotient(p.line.output_stretches);
@@ -331,6 +362,9 @@ Params make_params(const Problem& problem, const Plan& plan, std::byte* workspac
   }
   const Layout layout = lay_out(plan);
   p.slots = 2 * plan.device.sms;
+  p.slot_nodes = plan.slot_nodes;
+  p.shared_nodes = plan.shared_nodes;
+  p.shared_nodes_at = plan.shared_nodes_at;
   p.counters = reinterpret_cast<std::uint32_t*>(workspace);
   p.partial_rows = reinterpret_cast<float2*>(workspace + layout.counter_bytes);
   p.partial_values = reinterpret_cast<float4*>(workspace + layout.counter_bytes + layout.row_bytes);
@@ -372,7 +406,7 @@ void decode(const Problem& problem, const Options& options, std::span<std::byte>
   check_workspace(workspace.data(), workspace.size(), lay_out(plan).bytes());
   check_device_workspace(workspace.data());
   if (problem.batch == 0 || problem.q_len == 0) return;
-  Params params = make_params(problem, plan, workspace.data());
+  Params params = make_params(problem, options, plan, workspace.data());
   allow_all(plan);
   cudaLaunchConfig_t config = launch_config(plan, static_cast<cudaStream_t>(options.stream));
   cudaLaunchAttribute attributes[2];

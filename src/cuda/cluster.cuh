@@ -9,6 +9,7 @@
 #pragma once
 
 #include "cuda/fixup.cuh"
+#include "cuda/tree.cuh"
 
 namespace leanattn::cuda {
 
@@ -36,24 +37,9 @@ __device__ __forceinline__ void expect_parts(const Params& p, Shared<C>& shared)
   ptx::fence_mbarrier_init();
 }
 
-// Where a vector of a partial belongs.
-template <class C>
-struct VectorPlace {
-  int consumer_warp, lane_row, vector, lane;
-
-  __device__ __forceinline__ explicit VectorPlace(int index)
-      : consumer_warp(index / (C::kLaneRows * C::kRowVectors * kWarp)),
-        lane_row(index / (C::kRowVectors * kWarp) % C::kLaneRows),
-        vector(index / kWarp % C::kRowVectors),
-        lane(index % kWarp) {}
-
-  // Of the row block.
-  __device__ __forceinline__ int row() const { return consumer_warp / kGroupWarps * C::kGroupRows + group_row<C>(lane_row, lane); }
-};
-
 template <class C>
 __device__ __forceinline__ void push_partial(const RowState<C>& state, const RowPartial (&rows)[C::kLaneRows], const Exchange<C>& there,
-                                             const Params& p, Shared<C>& shared, int group, int warp, int lane) {
+                                             const Params& p, Shared<C>& shared, bool faulty, int group, int warp, int lane) {
   const int rank = ptx::cluster_rank(), blocks = p.line.cluster_stretches, slice = p.cluster_slice;
   const std::uint32_t barrier = ptx::shared_address(&shared.received);
   const std::uint32_t parts_at = ptx::shared_address(there.parts + rank * slice),
@@ -75,9 +61,44 @@ __device__ __forceinline__ void push_partial(const RowState<C>& state, const Row
     const int reader = warp * 4 + lane % 4;  // the four lanes of a row, in four warps, tell up to 16 blocks
     if (reader < blocks && reader * slice < C::kVectors) {
       const std::uint32_t to = rows_at + (group * C::kGroupRows + group_row<C>(i, lane)) * 8;
-      ptx::push_8(ptx::in_block(to, reader), make_float2(rows[i].max, rows[i].sum), ptx::in_block(barrier, reader));
+      ptx::push_8(ptx::in_block(to, reader), make_float2(rows[i].max, is_checked<C>(p) && faulty ? -1.0f : rows[i].sum),
+                  ptx::in_block(barrier, reader));
     }
   }
+}
+
+// As merge_vector, in the order of the merge tree: every part is a node of one level.
+template <class C, bool kInWorkspace>
+__device__ __forceinline__ VectorNode<1> merge_nodes(int count, const float4* values, int values_step, const float2* rows, int rows_step) {
+  constexpr int kAtOnce = C::kThreads > 256 ? 4 : 8;  // a power of two: they are a node of a higher level
+  [[maybe_unused]] VectorStack<1> stack;
+  VectorNode<1> all;
+#pragma unroll 1
+  for (int begin = 0; begin < count; begin += kAtOnce) {
+    VectorNode<1> nodes[kAtOnce];
+#pragma unroll
+    for (int k = 0; k < kAtOnce; ++k) {
+      if (begin + k < count) nodes[k] = VectorNode<1>(kInWorkspace ? __ldcg(rows) : *rows, kInWorkspace ? __ldcg(values) : *values);
+      rows += rows_step;
+      values += values_step;
+    }
+#pragma unroll
+    for (int step = 1; step < kAtOnce; step *= 2) {  // what is missing is empty and changes nothing
+#pragma unroll
+      for (int k = 0; k < kAtOnce; k += 2 * step) {
+        nodes[k + step].take_left(nodes[k]);
+        nodes[k] = nodes[k + step];
+      }
+    }
+    if constexpr (kInWorkspace || kAtOnce < 8) {
+      stack.push(nodes[0], begin / kAtOnce);
+    } else {  // of a cluster: two times at most
+      if (begin > 0) nodes[0].take_left(all);
+      all = nodes[0];
+    }
+  }
+  if constexpr (kInWorkspace || kAtOnce < 8) all = stack.fold();
+  return all;
 }
 
 // Merges `count` parts of one vector in tile order: values[k·values_step] on rows[k·rows_step]. kInWorkspace: of other blocks' making.
@@ -108,28 +129,25 @@ __device__ __forceinline__ RowPartial merge_vector(float (&total)[4], int count,
   }
 }
 
-// A merged vector of an output to O, and its row's LSE.
-template <class C>
-__device__ __forceinline__ void store_vector(const RowPartial& row, const float (&values)[4], const VectorPlace<C>& place,
-                                             const OutputRow& to, const SegmentInfo& info, const Params& p) {
-  if (place.row() >= info.rows) return;
-  const FinishedRow finished = finish_row(row, to.q_head, p);
-  std::uint16_t* const o = to.o + place.vector * 16;
-  const int dim = place.consumer_warp % kGroupWarps * C::kWarpDims + place.vector * 16;
-  if (dim < p.head_dim_v) store_pair<C>(o, values[0] * finished.factor, values[1] * finished.factor, p.o.access_bytes);
-  if ((C::kDimSteps % 2 == 0 || 2 * place.vector + 1 < C::kDimSteps) && dim + 8 < p.head_dim_v) {
-    store_pair<C>(o + 8, values[2] * finished.factor, values[3] * finished.factor, p.o.access_bytes);
+template <class C, bool kInWorkspace>
+__device__ __forceinline__ RowPartial merge_vectors(float (&total)[4], const Params& p, int count, const float4* values, int values_step,
+                                                    const float2* rows, int rows_step) {
+  if (has_chunks<C>(p)) {
+    const VectorNode<1> all = merge_nodes<C, kInWorkspace>(count, values, values_step, rows, rows_step);
+#pragma unroll
+    for (int r = 0; r < 4; ++r) total[r] = all.values[r];
+    return all.row;
   }
-  if (to.lse != nullptr && place.vector == 0) *to.lse = finished.lse;
+  return merge_vector<kInWorkspace>(total, count, values, values_step, rows, rows_step);
 }
 
 // The end of the block's segment, whose rows have (m, ℓ) `rows`.
 template <class C>
 __device__ __forceinline__ void finish_in_cluster(const RowState<C>& state, const RowPartial (&rows)[C::kLaneRows], const SegmentInfo& info,
-                                                  const Params& p, Shared<C>& shared, int group, int warp, int lane) {
+                                                  const Params& p, Shared<C>& shared, bool faulty, int group, int warp, int lane) {
   const int blocks = p.line.cluster_stretches, slice = p.cluster_slice, rank = ptx::cluster_rank();
   const Exchange<C> exchange(shared, blocks, slice);
-  push_partial<C>(state, rows, exchange, p, shared, group, warp, lane);
+  push_partial<C>(state, rows, exchange, p, shared, faulty, group, warp, lane);
   const int consumer_warp = group * kGroupWarps + warp, thread = consumer_warp * kWarp + lane;
   const bool marks = thread == 0;
   if (marks) mark(p, Mark::kPublished);
@@ -144,8 +162,13 @@ __device__ __forceinline__ void finish_in_cluster(const RowState<C>& state, cons
     ptx::mbarrier_wait_cluster(&shared.received, 0);
     if (marks) mark(p, Mark::kCounted);
     float values[4];
-    const RowPartial row = merge_vector<false>(values, blocks, exchange.parts + at, slice, exchange.rows + place.row(), C::kRows);
+    RowPartial row = merge_vectors<C, false>(values, p, blocks, exchange.parts + at, slice, exchange.rows + place.row(), C::kRows);
+    if (is_checked<C>(p)) {  // ℓ is negative in a part from data that did not pass a check, and nowhere else
+      faulty = false;
+      for (int k = 0; k < blocks; ++k) faulty |= exchange.rows[k * C::kRows + place.row()].y < 0.0f;
+    }
     if (info.parts == 1) {
+      if (is_checked<C>(p) && faulty) row = {}, values[0] = values[1] = values[2] = values[3] = 0.0f;
       store_vector<C>(row, values, place, to, info, p);
     } else {
       __stcg(p.partial_values + slot * C::kVectors + rank * slice + at, make_float4(values[0], values[1], values[2], values[3]));
@@ -154,7 +177,8 @@ __device__ __forceinline__ void finish_in_cluster(const RowState<C>& state, cons
     }
   }
   if (info.parts > 1) {
-    if (!is_last_arriver(p.counters + first_slot * kMaxConsumerWarps + consumer_warp, info.parts, lane)) return;
+    const Arrival arrival = arrive(p.counters + first_slot * kMaxConsumerWarps + consumer_warp, info.parts, 1, faulty, lane);
+    if (!arrival.last) return;
     __syncwarp();
 #pragma unroll 1
     for (int at = thread; at < vectors; at += C::kConsumers) {
@@ -163,8 +187,9 @@ __device__ __forceinline__ void finish_in_cluster(const RowState<C>& state, cons
       const float4* const values_at = p.partial_values + first_slot * C::kVectors + rank * slice + at;
       const float2* const rows_at = slot_place<C>(p, first_slot, place.consumer_warp).rows + group_row<C>(place.lane_row, place.lane);
       float values[4];
-      const RowPartial row =
-          merge_vector<true>(values, info.parts, values_at, blocks * C::kVectors, rows_at, blocks * C::kConsumerWarps * C::kGroupRows);
+      RowPartial row = merge_vectors<C, true>(values, p, info.parts, values_at, blocks * C::kVectors, rows_at,
+                                              blocks * C::kConsumerWarps * C::kGroupRows);
+      if (is_checked<C>(p) && arrival.faulty) row = {}, values[0] = values[1] = values[2] = values[3] = 0.0f;
       store_vector<C>(row, values, place, to, info, p);
     }
   }

@@ -4,6 +4,7 @@
 //   T           element type of Q, K, V and O
 //   kHeadDim    columns of Q, K and V in shared memory; those that a problem does not have are zeros
 //   kRows       packed rows of an output (variants.h)
+//   kFeatures   what there is code for (variants.h)
 //
 // Warps: kGroups groups of four consumer warps, each for up to 32 of the rows, then four producer warps.
 #pragma once
@@ -15,6 +16,7 @@
 
 #include "cuda/params.h"
 #include "cuda/ptx.cuh"
+#include "cuda/variants.h"
 
 namespace leanattn::cuda {
 
@@ -53,11 +55,13 @@ struct Element<__half> {
   }
 };
 
-template <class T_, int kHeadDim_, int kRows_>
+template <class T_, int kHeadDim_, int kRows_, Features kFeatures_>
 struct Config {
   using T = T_;
   static constexpr int kHeadDim = kHeadDim_;
   static constexpr int kRows = kRows_;
+  static constexpr Features kFeatures = kFeatures_;
+  static constexpr bool kFull = kFeatures == Features::kFull;
   static constexpr int kTokens = stage_tokens(kHeadDim);  // of a stage
 
   static constexpr int kGroups = kRows > 32 ? 2 : 1;
@@ -79,6 +83,8 @@ struct Config {
   static constexpr int kRowVectors = (kRowValues + 3) / 4;                           // the same as float4, padded
   static constexpr int kVectors = kConsumerWarps * kLaneRows * kRowVectors * kWarp;  // float4 of a block's partial
 
+  static constexpr int kNodeBytes = kVectors * 16 + kConsumerWarps * kGroupRows * 8;  // of a block's partial, with its (m, ℓ)
+
   static constexpr int kRowBytes = kHeadDim * 2;
   static constexpr int kRowChunks = kRowBytes / 16;
   static constexpr int kStageBytes = kTokens * kRowBytes;  // of K; V as much
@@ -95,12 +101,53 @@ struct Config {
   static_assert(kConsumerWarps <= kMaxConsumerWarps, "counters have room for every consumer warp");
 };
 
+// Features of a call. Without code for them they are off at compile time.
+template <class C>
+__device__ __forceinline__ bool has_rules(const Params& p) {
+  return C::kFull && p.rules;
+}
+template <class C>
+__device__ __forceinline__ bool has_sinks(const Params& p) {
+  return C::kFull && p.sinks != nullptr;
+}
+template <class C>
+__device__ __forceinline__ bool has_chunks(const Params& p) {
+  return C::kFeatures == Features::kInvariant || (C::kFull && p.line.chunk_tiles > 0);
+}
+template <class C>
+__device__ __forceinline__ bool is_padded(const Params& p) {
+  return C::kFull && p.padded;
+}
+template <class C>
+__device__ __forceinline__ bool is_general(const Params& p) {
+  return C::kFull && p.general;
+}
+template <class C>
+__device__ __forceinline__ bool is_checked(const Params& p) {
+  return C::kFull && p.checks;
+}
+template <class C>
+__device__ __forceinline__ int head_dim(const Params& p) {
+  return !C::kFull ? C::kHeadDim : p.head_dim;
+}
+template <class C>
+__device__ __forceinline__ int head_dim_v(const Params& p) {
+  return !C::kFull ? C::kHeadDim : p.head_dim_v;
+}
+
 // Of this block, in a grid of any shape.
 __device__ __forceinline__ int block_index() { return blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z); }
 
 // Element of (seq, token 0, q_head 0) in Q or O.
+template <class C>
 __device__ __forceinline__ std::int64_t first_row_of(const RowView& view, const Line& line, int seq) {
-  return line.cu_seqlens_q ? line.cu_seqlens_q[seq] * view.token_stride : seq * view.seq_stride;
+  return C::kFull && line.cu_seqlens_q ? line.cu_seqlens_q[seq] * view.token_stride : seq * view.seq_stride;
+}
+
+// The seq's first query token, counted over all seqs.
+template <class C>
+__device__ __forceinline__ std::int64_t first_query(const Line& line, int seq) {
+  return C::kFull && line.cu_seqlens_q ? line.cu_seqlens_q[seq] : static_cast<std::int64_t>(seq) * line.q_len;
 }
 
 // Rows of 16-byte chunks in shared memory: the chunk's place in its row turns with the row, so that eight rows of one column, which a
@@ -114,15 +161,30 @@ __device__ __forceinline__ int swizzled(int row, int chunk) {
 // What a stage holds: neighbouring tokens of one segment.
 struct alignas(16) Stage {
   enum Flag {
-    kFirst = 1,  // of its segment
-    kLast = 2,
-    kMasked = 4,  // some row does not see all of its tokens, or a rule of rules.cuh has a say in it
-    kDone = 8,    // nothing: the stretch has ended
+    kFirst = 1,      // of its segment
+    kLast = 2,       // of its segment
+    kMasked = 4,     // some row does not see all of its tokens, or a rule of rules.cuh has a say in it
+    kDone = 8,       // nothing: the stretch has ended
+    kFault = 32,     // a page id or an offset of it is out of range: not all of it was read
+    kChunkEnd = 16,  // of its chunk (SegmentChunks), which without chunks is its segment
   };
   int tokens;       // 0: an empty seq
   int token_begin;  // of the seq
   int flags;
   int unused;
+};
+
+// Batch-invariant: the chunks of a segment, counted from the output's first one, and what finds the other segments of the output.
+struct SegmentChunks {
+  int all;    // of the output; 0: cuts fall on any tile
+  int begin;  // of the segment
+  int end;    // one past the last
+  int slot;   // of the workspace, where the segment's nodes of the merge tree lie
+
+  // Where an output is cut across stretches that share the line with others:
+  int tiles;              // of the output
+  int first_of_line;      // its first stretch, on the line of its KV head
+  long long output_unit;  // its first unit there
 };
 
 // What consumers know of a segment; written with its first tile.
@@ -133,10 +195,11 @@ struct SegmentInfo {
   int rows;       // packed rows of the seq in this block
   int kv_len;
   int q_len;
-  int parts;          // segments of the output; 1: whole
+  int parts;          // segments of the output; 1: whole. Of a cut one with chunks, its stretches, some of which may hold none
   int part;           // of those, this one
   int first_stretch;  // that holds part 0, counted over the lines of all KV heads
   bool of_cluster;    // a part is what a cluster merges; first_stretch is the output's first block, then
+  SegmentChunks chunks;
 };
 
 // What rules.cuh needs to know of a row; written where Params::rules says so.
@@ -153,6 +216,7 @@ struct Shared {
   float warp_sum[C::kGroups][kGroupWarps][C::kGroupRows];                       // ℓ of each warp's tokens, at a segment's end
   Stage stages[kMaxStages];
   SegmentInfo segments[kMaxStages];
+  SegmentInfo pending[C::kConsumerWarps][2];  // tree.cuh
   RowRule row_rules[C::kGroups][kGroupWarps][C::kGroupRows];
   std::uint64_t full[kMaxStages];   // producers → consumers: kProducerThreads copies landed, 1 stage record written
   std::uint64_t empty[kMaxStages];  // consumer warps → producers

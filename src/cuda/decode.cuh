@@ -16,6 +16,7 @@
 #include "cuda/fixup.cuh"
 #include "cuda/load.cuh"
 #include "cuda/tile.cuh"
+#include "cuda/tree.cuh"
 
 namespace leanattn::cuda {
 
@@ -26,6 +27,9 @@ __device__ __forceinline__ void consume(const Params& p, std::uint32_t stages_at
   const int group = consumer_warp / kGroupWarps, warp = consumer_warp % kGroupWarps;
   const Places<C> places(warp, lane);
   RowState<C> state;
+  NodeRow nodes;
+  PendingOutputs pending;
+  bool faulty = false;  // of the segment
   int slot = 0, parity = 0, segment_slot = 0;
   [[maybe_unused]] bool first_stage = true;
   for (;;) {
@@ -35,7 +39,12 @@ __device__ __forceinline__ void consume(const Params& p, std::uint32_t stages_at
     if (threadIdx.x == 0) mark(p, first_stage ? Mark::kFirstBytes : Mark::kLastBytes);
     first_stage = false;
     const std::uint32_t q_at = q_ring_at + segment_slot * C::kQBytes + group * C::kPaddedRows * C::kRowBytes;
-    if (stage.flags & Stage::kFirst) start_segment<C>(state, shared.segments[segment_slot], p, places, q_at, shared, group, warp, lane);
+    if (stage.flags & Stage::kFirst) {
+      start_segment<C>(state, shared.segments[segment_slot], p, places, q_at, shared, group, warp, lane);
+      if (has_chunks<C>(p)) nodes = {shared.segments[segment_slot].chunks.begin, 0};
+      faulty = false;
+    }
+    if (is_checked<C>(p)) faulty |= (stage.flags & Stage::kFault) != 0;
     if (stage.tokens > 0) {
       const std::uint32_t k_at = stages_at + slot * 2 * C::kStageBytes;
       float sums[C::kParts][C::kRowTiles][2][4];
@@ -43,7 +52,7 @@ __device__ __forceinline__ void consume(const Params& p, std::uint32_t stages_at
       for (int part = 0; part < C::kParts; ++part) {
         scores<C>(sums[part], state, places, k_at + part * 64 * C::kRowBytes, q_at);
       }
-      if (stage.flags & Stage::kMasked && p.rules) {
+      if (stage.flags & Stage::kMasked && has_rules<C>(p)) {
         apply_rules<C>(sums, stage, shared.segments[segment_slot], p, shared, group, warp, lane);
       }
       float shrink[C::kLaneRows];
@@ -51,18 +60,27 @@ __device__ __forceinline__ void consume(const Params& p, std::uint32_t stages_at
       ptx::named_barrier(1 + group, kGroupThreads);
       values<C>(state, shrink, places, k_at + C::kStageBytes, shared, stage.tokens, group);
     }
-    if (stage.flags & Stage::kLast) {
-      if (threadIdx.x == 0) mark(p, Mark::kLastTile);
+    if (stage.flags & (has_chunks<C>(p) ? Stage::kChunkEnd : Stage::kLast)) {
+      const bool last = !has_chunks<C>(p) || (stage.flags & Stage::kLast);
+      if (threadIdx.x == 0 && last) mark(p, Mark::kLastTile);
       const SegmentInfo info = shared.segments[segment_slot];
       RowPartial rows[C::kLaneRows];  // empty where the seq is
       if (stage.tokens > 0) finish_rows<C>(rows, state, shared, group, warp, lane);
       ptx::mbarrier_arrive(&shared.empty[slot]);
-      if (info.of_cluster) {
-        finish_in_cluster<C>(state, rows, info, p, shared, group, warp, lane);
+      if (has_chunks<C>(p)) [[unlikely]]
+        end_chunk<C>(state, rows, nodes, last, info, p, shared, consumer_warp, lane);
+      if (last && info.of_cluster) {
+        finish_in_cluster<C>(state, rows, info, p, shared, faulty, group, warp, lane);
         break;  // the block's only segment
       }
-      finish_segment<C>(state, rows, info, p, group, warp, lane);
-      if (++segment_slot == p.stages) segment_slot = 0;
+      if (last) {
+        if (has_chunks<C>(p) && info.parts > 1) [[unlikely]] {
+          finish_cut_chunks<C>(nodes, info, p, shared, pending, faulty, consumer_warp, lane);
+        } else {
+          finish_segment<C>(state, rows, info, p, faulty, group, warp, lane);
+        }
+        if (++segment_slot == p.stages) segment_slot = 0;
+      }
     } else {
       ptx::mbarrier_arrive(&shared.empty[slot]);
     }
@@ -70,6 +88,12 @@ __device__ __forceinline__ void consume(const Params& p, std::uint32_t stages_at
       slot = 0;
       parity ^= 1;
     }
+  }
+#pragma unroll 1
+  for (int starts = 0; has_chunks<C>(p) && starts < 2; ++starts) {
+    if (!(starts ? pending.is_mine[1] : pending.is_mine[0])) continue;
+    const bool of_faulty = starts ? pending.faulty[1] : pending.faulty[0];
+    merge_rows_of_nodes<C>(shared.pending[consumer_warp][starts], p, shared.cut, of_faulty, consumer_warp, lane);
   }
   if (threadIdx.x == 0) mark(p, Mark::kExit);
 }
@@ -96,7 +120,7 @@ __device__ __forceinline__ void set_up(const Params& p, Shared<C>& shared) {
 }
 
 template <class C>
-__global__ void __launch_bounds__(C::kThreads, 1) decode_kernel(const __grid_constant__ Params p) {
+__device__ __forceinline__ void decode_block(const Params& p) {
   extern __shared__ __align__(128) unsigned char memory[];
   const std::uint32_t stages_at = ptx::shared_address(memory);
   const std::uint32_t q_ring_at = stages_at + p.stages * 2 * C::kStageBytes;
@@ -111,7 +135,7 @@ __global__ void __launch_bounds__(C::kThreads, 1) decode_kernel(const __grid_con
   } else {
     if (threadIdx.x == 0) mark(p, Mark::kEntry);
     set_up<C>(p, shared);
-    if (p.padded) clear_padding<C>(memory, p, threadIdx.x, C::kConsumers);
+    if (is_padded<C>(p)) clear_padding<C>(memory, p, threadIdx.x, C::kConsumers);
     ptx::let_next_kernel_start();
     ptx::wait_for_previous_kernel();
     if (p.line.output_stretches > 0) load_own_q<C>(p, threadIdx.x, q_ring_at);
@@ -120,6 +144,16 @@ __global__ void __launch_bounds__(C::kThreads, 1) decode_kernel(const __grid_con
     if (threadIdx.x == 0) mark(p, Mark::kStretch);
     consume<C>(p, stages_at, q_ring_at, shared);
   }
+}
+
+template <class C>
+__global__ void __launch_bounds__(C::kThreads, 1) decode_kernel(const __grid_constant__ Params p) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+  constexpr bool kIsLaunched = C::kFull;  // choose_variant in backend.cu; the others are not worth the time to compile
+#else
+  constexpr bool kIsLaunched = true;
+#endif
+  if constexpr (kIsLaunched) decode_block<C>(p);
 }
 
 }  // namespace leanattn::cuda

@@ -32,12 +32,11 @@ struct OutputRow {
     const int token = info.q_len == 1 ? 0 : packed / p.group, head = packed - token * p.group;
     OutputRow to;
     to.q_head = info.q_head + head;
-    to.o = p.o.data + first_row_of(p.o, p.line, info.seq) + token * p.o.token_stride + (info.q_head + head) * p.o.head_stride +
+    to.o = p.o.data + first_row_of<C>(p.o, p.line, info.seq) + token * p.o.token_stride + (info.q_head + head) * p.o.head_stride +
            warp * C::kWarpDims + 2 * (lane % 4);
     to.lse = nullptr;
     if (p.lse != nullptr && warp == 0 && lane % 4 == 0) {
-      const std::int64_t q_begin = p.line.cu_seqlens_q ? p.line.cu_seqlens_q[info.seq] : static_cast<std::int64_t>(info.seq) * p.line.q_len;
-      to.lse = p.lse + (q_begin + token) * p.kv_heads * p.group + info.q_head + head;
+      to.lse = p.lse + (first_query<C>(p.line, info.seq) + token) * p.kv_heads * p.group + info.q_head + head;
     }
     return to;
   }
@@ -47,7 +46,7 @@ struct OutputRow {
 template <class C>
 __device__ __forceinline__ void store_pair(std::uint16_t* o, float low, float high, int access_bytes) {
   const std::uint32_t pair = Element<typename C::T>::pack(low, high);
-  if (access_bytes >= 4) {
+  if (!C::kFull || access_bytes >= 4) {
     *reinterpret_cast<std::uint32_t*>(o) = pair;
   } else {
     o[0] = static_cast<std::uint16_t>(pair);
@@ -62,9 +61,10 @@ struct FinishedRow {
 };
 
 // The end of a row of an output, once all its parts are merged. Its q_head's sink joins here and nowhere else.
+template <class C>
 __device__ __forceinline__ FinishedRow finish_row(const RowPartial& row, int q_head, const Params& p) {
   FinishedRow finished{finish_factor(row), finish_lse<LogUnit::kLog2>(row) * p.lse_factor};
-  if (p.has_sinks) {
+  if (has_sinks<C>(p)) {
     const float sink = p.sinks[q_head];
     const RowMerge merge = merge_rows<LogUnit::kLog2>(row, sink_partial(sink * kLog2E));
     finished.factor = (merge.swapped ? merge.factor : 1.0f) * finish_factor(merge.row);
@@ -83,8 +83,8 @@ __device__ __forceinline__ void store_rows(const Rows<C, kCount>& rows, int firs
     const int row = group * C::kGroupRows + group_row<C>(first + i, lane);
     if (row >= info.rows) continue;
     const OutputRow to = OutputRow::of<C>(p, info, row, warp, lane);
-    const FinishedRow finished = finish_row(rows.row[i], to.q_head, p);
-    const int dims = p.head_dim_v - warp * C::kWarpDims;
+    const FinishedRow finished = finish_row<C>(rows.row[i], to.q_head, p);
+    const int dims = head_dim_v<C>(p) - warp * C::kWarpDims;
 #pragma unroll
     for (int n = 0; n < C::kDimSteps; ++n) {
       if (n * 8 >= dims) continue;
@@ -92,6 +92,36 @@ __device__ __forceinline__ void store_rows(const Rows<C, kCount>& rows, int firs
     }
     if (to.lse != nullptr) *to.lse = finished.lse;
   }
+}
+
+// Where a vector of a partial belongs.
+template <class C>
+struct VectorPlace {
+  int consumer_warp, lane_row, vector, lane;
+
+  __device__ __forceinline__ explicit VectorPlace(int index)
+      : consumer_warp(index / (C::kLaneRows * C::kRowVectors * kWarp)),
+        lane_row(index / (C::kRowVectors * kWarp) % C::kLaneRows),
+        vector(index / kWarp % C::kRowVectors),
+        lane(index % kWarp) {}
+
+  // Of the row block.
+  __device__ __forceinline__ int row() const { return consumer_warp / kGroupWarps * C::kGroupRows + group_row<C>(lane_row, lane); }
+};
+
+// A merged vector of an output to O, and its row's LSE.
+template <class C>
+__device__ __forceinline__ void store_vector(const RowPartial& row, const float (&values)[4], const VectorPlace<C>& place,
+                                             const OutputRow& to, const SegmentInfo& info, const Params& p) {
+  if (place.row() >= info.rows) return;
+  const FinishedRow finished = finish_row<C>(row, to.q_head, p);
+  std::uint16_t* const o = to.o + place.vector * 16;
+  const int dim = place.consumer_warp % kGroupWarps * C::kWarpDims + place.vector * 16;
+  if (dim < head_dim_v<C>(p)) store_pair<C>(o, values[0] * finished.factor, values[1] * finished.factor, p.o.access_bytes);
+  if ((C::kDimSteps % 2 == 0 || 2 * place.vector + 1 < C::kDimSteps) && dim + 8 < head_dim_v<C>(p)) {
+    store_pair<C>(o + 8, values[2] * finished.factor, values[3] * finished.factor, p.o.access_bytes);
+  }
+  if (to.lse != nullptr && place.vector == 0) *to.lse = finished.lse;
 }
 
 // A warp's dims of a slot in the workspace.
@@ -187,15 +217,22 @@ __device__ __forceinline__ Rows<C, kCount> merge_parts(int first, const SlotPlac
   return total;
 }
 
-// True in the last of `parts` warps that come here; the counter is 0 again then.
-__device__ __forceinline__ bool is_last_arriver(std::uint32_t* counter, int parts, int lane) {
+// Whether a warp brings the last of `all` parts here, of which it has `own`; the counter is 0 again then. faulty: whether any part comes
+// from data that did not pass a check.
+struct Arrival {
+  bool last;
+  bool faulty;
+};
+__device__ __forceinline__ Arrival arrive(std::uint32_t* counter, int all, int own, bool faulty, int lane) {
+  constexpr std::uint32_t kFault = 1 << 16;
   __syncwarp();
-  std::uint32_t before = 0;
-  if (lane == 0) before = ptx::atomic_increment_acq_rel(counter);
-  before = __shfl_sync(~0u, before, 0);
-  if (before + 1 != static_cast<std::uint32_t>(parts)) return false;
-  if (lane == 0) *counter = 0;
-  return true;
+  const std::uint32_t mine = static_cast<std::uint32_t>(own) + (faulty ? kFault : 0);
+  std::uint32_t after = 0;
+  if (lane == 0) after = ptx::atomic_add_acq_rel(counter, mine) + mine;
+  after = __shfl_sync(~0u, after, 0);
+  const Arrival arrival{after % kFault == static_cast<std::uint32_t>(all), after >= kFault};
+  if (arrival.last && lane == 0) *counter = 0;
+  return arrival;
 }
 
 // A stretch has two slots (schedule.h, partial_slot): part 0 starts the output, the others go on with it.
@@ -206,7 +243,7 @@ __device__ __forceinline__ long long slot_of_part(const SegmentInfo& info, int p
 // The end of a segment whose rows have (m, ℓ) `rows`.
 template <class C>
 __device__ __forceinline__ void finish_segment(const RowState<C>& state, const RowPartial (&rows)[C::kLaneRows], const SegmentInfo& info,
-                                               const Params& p, int group, int warp, int lane) {
+                                               const Params& p, bool faulty, int group, int warp, int lane) {
   constexpr int kCount = min_of(C::kLaneRows, C::kRowVectors > 2 ? 1 : 2);  // rows at a time
   const int consumer_warp = group * kGroupWarps + warp;
   const SlotPlace own = slot_place<C>(p, slot_of_part(info, info.part), consumer_warp);
@@ -221,6 +258,7 @@ __device__ __forceinline__ void finish_segment(const RowState<C>& state, const R
       for (int r = 0; r < C::kRowValues; ++r) of_segment.values[i][r] = state.values[tile][r / 2][2 * half + r % 2];
     }
     if (info.parts == 1) {
+      if (is_checked<C>(p) && faulty) of_segment = {};
       store_rows(of_segment, first, info, p, group, warp, lane);
     } else {
       publish_rows(of_segment, first, own, lane);
@@ -234,9 +272,9 @@ __device__ __forceinline__ void finish_segment(const RowState<C>& state, const R
   const int group_parts = parts_of_group(info.parts);
   const int first_part = info.part / group_parts * group_parts;
   int count = min_of(group_parts, info.parts - first_part);
-  const bool last_of_group = is_last_arriver(counter(0, slot_of_part(info, first_part)), count, lane);
+  Arrival arrival = arrive(counter(0, slot_of_part(info, first_part)), count, 1, faulty, lane);
   if (marks) mark(p, Mark::kCounted);
-  if (!last_of_group) return;
+  if (!arrival.last) return;
   const auto place = [&](int part) { return slot_place<C>(p, slot_of_part(info, part), consumer_warp); };
   int step = 2 * C::kConsumerWarps;  // places from a part to the next: two slots
   SlotPlace begin = place(first_part), next = place(first_part + 1);
@@ -249,14 +287,17 @@ __device__ __forceinline__ void finish_segment(const RowState<C>& state, const R
       publish_rows(merged, first, begin, lane);
     }
     count = (info.parts + group_parts - 1) / group_parts;
-    if (!is_last_arriver(counter(1, slot_of_part(info, 0)), count, lane)) return;
+    arrival = arrive(counter(1, slot_of_part(info, 0)), count, 1, arrival.faulty, lane);
+    if (!arrival.last) return;
     step *= group_parts;
     begin = place(0), next = place(group_parts);
   }
   __syncwarp();
 #pragma unroll 1
   for (int first = 0; first < C::kLaneRows; first += kCount) {
-    store_rows(merge_parts<C, kCount>(first, begin, next, step, count, lane), first, info, p, group, warp, lane);
+    Rows<C, kCount> merged = merge_parts<C, kCount>(first, begin, next, step, count, lane);
+    if (is_checked<C>(p) && arrival.faulty) merged = {};
+    store_rows(merged, first, info, p, group, warp, lane);
   }
   if (marks) mark(p, Mark::kMerged);
 }

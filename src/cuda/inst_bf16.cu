@@ -3,6 +3,6 @@
 
 namespace leanattn::cuda {
 
-Kernel bfloat16_kernel(int head_dim, int rows) { return find_kernel<__nv_bfloat16>(head_dim, rows); }
+Kernel bfloat16_kernel(const Variant& variant) { return find_kernel<__nv_bfloat16>(variant); }
 
 }  // namespace leanattn::cuda

@@ -3,6 +3,6 @@
 
 namespace leanattn::cuda {
 
-Kernel float16_kernel(int head_dim, int rows) { return find_kernel<__half>(head_dim, rows); }
+Kernel float16_kernel(const Variant& variant) { return find_kernel<__half>(variant); }
 
 }  // namespace leanattn::cuda

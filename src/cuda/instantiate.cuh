@@ -11,9 +11,9 @@
 
 namespace leanattn::cuda {
 
-template <class T, int kHeadDim, int kRows>
+template <class T, int kHeadDim, int kRows, Features kFeatures>
 Kernel kernel_of() {
-  using C = Config<T, kHeadDim, kRows>;
+  using C = Config<T, kHeadDim, kRows, kFeatures>;
   Kernel kernel;
   kernel.function = reinterpret_cast<const void*>(&decode_kernel<C>);
   kernel.threads = C::kThreads;
@@ -27,25 +27,22 @@ Kernel kernel_of() {
   return kernel;
 }
 
-template <class T, std::size_t... kDims, std::size_t... kBlocks>
-Kernel find_kernel(int head_dim, int rows, std::index_sequence<kDims...>, std::index_sequence<kBlocks...>) {
+template <class T, std::size_t... kIndex>
+Kernel find_kernel(const Variant& variant, std::index_sequence<kIndex...>) {
   Kernel found;
-  const auto look = [&]<int kHeadDim>() {
-    const auto look_block = [&]<int kRows>() {
-      if constexpr (has_variant(kHeadDim, kRows)) {
-        if (kHeadDim == head_dim && kRows == rows) found = kernel_of<T, kHeadDim, kRows>();
-      }
-    };
-    (look_block.template operator()<kRowBlocks[kBlocks]>(), ...);
+  const auto look = [&]<std::size_t kOne>() {
+    constexpr Variant kThis = kVariants[kOne];
+    if (kThis.head_dim == variant.head_dim && kThis.rows == variant.rows && kThis.features == variant.features) {
+      found = kernel_of<T, kThis.head_dim, kThis.rows, kThis.features>();
+    }
   };
-  (look.template operator()<kHeadDims[kDims]>(), ...);
+  (look.template operator()<kIndex>(), ...);
   return found;
 }
 
 template <class T>
-Kernel find_kernel(int head_dim, int rows) {
-  return find_kernel<T>(head_dim, rows, std::make_index_sequence<std::size(kHeadDims)>(),
-                        std::make_index_sequence<std::size(kRowBlocks)>());
+Kernel find_kernel(const Variant& variant) {
+  return find_kernel<T>(variant, std::make_index_sequence<std::size(kVariants)>());
 }
 
 }  // namespace leanattn::cuda

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cuda/params.h"
+#include "cuda/variants.h"
 
 namespace leanattn::cuda {
 
@@ -18,8 +19,8 @@ struct Kernel {
   int stage_shared_bytes = 0;  // more for each stage
 };
 
-// Defined in inst_*.cu; head_dim and rows are in variants.h.
-Kernel bfloat16_kernel(int head_dim, int rows);
-Kernel float16_kernel(int head_dim, int rows);
+// Defined in inst_*.cu. variant: one of kVariants.
+Kernel bfloat16_kernel(const Variant& variant);
+Kernel float16_kernel(const Variant& variant);
 
 }  // namespace leanattn::cuda

@@ -3,70 +3,12 @@
 // segments.
 #pragma once
 
+#include "cuda/faults.cuh"
+#include "cuda/query.cuh"
 #include "cuda/stretch.cuh"
 #include "cuda/timeline.cuh"
 
 namespace leanattn::cuda {
-
-// One 16-byte chunk into shared memory in narrow accesses, of a row that is aligned to less than 16 bytes; 0 where it is not to be read.
-// Ordinary stores serve rows aligned to 2 bytes.
-__device__ __forceinline__ void copy_narrow(std::uint32_t to, const std::uint16_t* from, int access_bytes, bool read) {
-  if (access_bytes == 8) {
-    for (int i = 0; i < 2; ++i) ptx::cp_async_8(to + 8 * i, from + 4 * i, read ? 8 : 0);
-  } else if (access_bytes == 4) {
-    for (int i = 0; i < 4; ++i) ptx::cp_async_4(to + 4 * i, from + 2 * i, read ? 4 : 0);
-  } else {
-    auto* words = static_cast<std::uint32_t*>(__cvta_shared_to_generic(to));
-    for (int i = 0; i < 4; ++i) words[i] = read ? from[2 * i] | static_cast<std::uint32_t>(from[2 * i + 1]) << 16 : 0u;
-  }
-}
-
-// Q of a row block into shared memory, by kProducerThreads threads. Rows past the last and columns past head_dim are 0; padding to 16 rows
-// is whatever it was: rows never mix.
-template <class C>
-__device__ __forceinline__ void load_q(const Params& p, int tid, std::uint32_t q_at, int seq, int q_len, int q_head, int first_row,
-                                       int rows) {
-  const int chunk = tid % C::kRowChunks;
-  if (tid / C::kRowChunks >= C::kPassTokens) return;
-  const std::uint16_t* const q = p.q.data + first_row_of(p.q, p.line, seq) + q_head * p.q.head_stride + chunk * 8;
-  const std::uint64_t policy = ptx::evict_first_policy();
-#pragma unroll 1
-  for (int row = tid / C::kRowChunks; row < C::kRows; row += C::kPassTokens) {
-    const bool valid = row < rows && chunk * 8 < p.head_dim;
-    const std::uint16_t* from = q;
-    if (valid) {
-      const int packed = first_row + row, token = q_len == 1 ? 0 : packed / p.group;
-      from += token * p.q.token_stride + (packed - token * p.group) * p.q.head_stride;
-    }
-    const int padded = row / C::kGroupRows * C::kPaddedRows + row % C::kGroupRows;
-    const std::uint32_t to = q_at + swizzled<C::kRowChunks>(padded, chunk) * 16;
-    if (p.general) [[unlikely]] {
-      copy_narrow(to, from, min_of(p.q.access_bytes, 8), valid);
-    } else {
-      ptx::cp_async_16_if(true, to, from, valid ? 16 : 0, policy);
-    }
-  }
-}
-
-// The consumers bring Q of an output that the grid names, while producers wait for its length.
-template <class C>
-__device__ __forceinline__ void load_own_q(const Params& p, int tid, std::uint32_t q_at) {
-  if (tid < kProducerThreads) {
-    load_q<C>(p, tid, q_at, blockIdx.z, p.line.q_len, blockIdx.y * p.group, 0, p.line.q_len * p.group);
-    ptx::wait_for_copies();
-  }
-}
-
-// Columns that the problem does not have, in every stage: zeros once, and no copy ever writes there. tid: 0 … threads − 1.
-template <class C>
-__device__ __forceinline__ void clear_padding(unsigned char* stages, const Params& p, int tid, int threads) {
-  auto* const chunks = reinterpret_cast<uint4*>(stages);
-  for (int row = tid; row < p.stages * 2 * C::kTokens; row += threads) {  // a token of K or V
-    const int dim = row / C::kTokens % 2 == 0 ? p.head_dim : p.head_dim_v;
-#pragma unroll 1
-    for (int chunk = dim / 8; chunk < C::kRowChunks; ++chunk) chunks[swizzled<C::kRowChunks>(row, chunk)] = make_uint4(0, 0, 0, 0);
-  }
-}
 
 // Where the tokens of a seq lie, for one KV head and this thread's chunk of a row.
 struct KvBase {
@@ -86,7 +28,7 @@ class Producer {
         stages_at_(stages_at),
         q_at_(q_at),
         policy_(ptx::evict_first_policy()),
-        general_(params.general),
+        general_(is_general<C>(params)),
         pass_token_(tid / C::kRowChunks),
         chunk_(tid % C::kRowChunks) {
     for (int i = 0; i < C::kPassPlaces; ++i) place_[i] = ptx::kept(swizzled<C::kRowChunks>(i * C::kPassTokens + pass_token_, chunk_) * 16);
@@ -108,12 +50,14 @@ class Producer {
       meet_consumers();  // before a copy: they have brought Q where an output might have had stretches of its own
     }
     const bool idle = own_ && static_cast<int>(blockIdx.x) >= own_stretches_;
-    Line lean_line = line;  // a second time for the policy that everyone uses: half the instructions
+    Line lean_line = line;  // a second time for what most calls use: half the instructions
     lean_line.policy = Policy::kLean;
-    while (!idle &&
-           (own_ || (line.policy == Policy::kLean ? next_segment(lean_line, cursor, segment) : next_segment(line, cursor, segment)))) {
+    const Line any_line = chunked_line(line);
+    const bool lean = line.policy == Policy::kLean && !has_chunks<C>(p_);
+    while (!idle && (own_ || (lean ? next_segment(lean_line, cursor, segment) : next_segment(any_line, cursor, segment)))) {
       locate(line, segment);
       const KvBase base = kv_base(segment.seq);
+      blind_ = is_checked<C>(p_) && !is_kv_run_good(line, segment.seq, segment.lens.kv_len);
       if (tid_ == 0 && round_ == 0 && slot_ == 0) mark(p_, Mark::kSegment);
       const PlainTokens plain = plain_tokens(segment.lens);
       const int first_token = seq_first_token(line, segment.lens), first_tile = first_token / kTile;
@@ -121,20 +65,32 @@ class Producer {
       if (!ends_output(segment)) end = (first_tile + segment.tile_end) * kTile;
       int begin = end;  // of a stretch without a tile
       if (segment.tile_begin < segment.tiles) begin = max_of((first_tile + segment.tile_begin) * kTile, first_token);
+      int chunk = 0, chunk_tile_end = 0, border = end;  // no stage has tokens of two chunks
+      const auto next_border = [&] {
+        chunk_tile_end += chunk;
+        border = chunk_tile_end < segment.tile_end ? (first_tile + chunk_tile_end) * kTile : end;
+      };
+      if (has_chunks<C>(p_)) {
+        chunk = output_chunk_tiles(any_line, segment.tiles);
+        chunk_tile_end = segment.tile_begin;
+        next_border();
+      }
       Stage stage;
       stage.token_begin = begin;
       do {  // once for an empty seq
         // Not as a clamp: nvcc 13.0 makes one instruction of it whose predicate then says that every stage is full.
-        const int left = end - stage.token_begin;
+        const int left = border - stage.token_begin;
         stage.tokens = left >= C::kTokens ? C::kTokens : left > 0 ? left : 0;
         const int stage_end = stage.token_begin + stage.tokens;
         stage.flags = (stage.token_begin == begin ? Stage::kFirst : 0) | (stage_end >= end ? Stage::kLast : 0) |
+                      (has_chunks<C>(p_) && stage_end >= border ? Stage::kChunkEnd : 0) |
                       (stage.tokens < C::kTokens || stage_end > plain.end || stage.token_begin < plain.begin ? Stage::kMasked : 0);
-        load_kv(stage, base);
-        if (stage.flags & Stage::kFirst) load_segment(line, segment, cursor, cut);
+        load_kv(stage, base, segment.seq);
+        if (stage.flags & Stage::kFirst) load_segment(line, segment, cursor, cut, chunk);
         if (tid_ == 0) shared_.stages[slot_] = stage;
         arrive();
         stage.token_begin = stage_end;
+        if (has_chunks<C>(p_) && stage_end >= border) next_border();
       } while (stage.token_begin < end);
       if (own_) break;
       if (++segment_slot_ == p_.stages) segment_slot_ = 0;
@@ -142,6 +98,7 @@ class Producer {
     wait_for_room();
     if (tid_ == 0) shared_.stages[slot_] = {0, 0, Stage::kDone, 0};
     arrive();
+    if (is_checked<C>(p_) && block_index() == 0) report_lengths(p_, tid_);
   }
 
  private:
@@ -153,6 +110,7 @@ class Producer {
     own.output_stretches = p_.line.output_stretches;
     own.cluster_stretches = p_.line.cluster_stretches;
     own.cu_seqlens_q = nullptr;
+    own = chunked_line(own);
     const int seq = blockIdx.z;
     const SeqLens lens = seq_lens(own, seq);
     const int tiles = seq_tiles(own, lens);
@@ -160,7 +118,7 @@ class Producer {
     const int whole = own_stretches_ == own.output_stretches    ? p_.of_all.of(tiles)
                       : own_stretches_ == own.cluster_stretches ? p_.of_cluster.of(tiles)
                                                                 : tiles >= own_stretches_;  // fewer tiles than stretches, or as many
-    return own_segment(seq, lens, blockIdx.y, tiles, own_stretches_, whole, blockIdx.x);
+    return own_segment(own, seq, lens, blockIdx.y, tiles, own_stretches_, whole, blockIdx.x);
   }
 
   __device__ __forceinline__ bool line_clusters() const { return p_.line.cluster_stretches > 1; }
@@ -187,12 +145,20 @@ class Producer {
   };
   __device__ __forceinline__ PlainTokens plain_tokens(const SeqLens& lens) const {
     PlainTokens plain{0, lens.kv_len - (p_.causal ? lens.q_len - 1 : 0)};
-    if (p_.rules) {
+    if (has_rules<C>(p_)) {
       if (p_.line.window_left >= 0) plain.begin = lens.kv_len - 1 - p_.line.window_left;
       if (p_.tree_mask != nullptr) plain.end = min_of(plain.end, lens.kv_len - lens.q_len);
       if (p_.softcap_log2 > 0.0f || p_.alibi_slopes != nullptr) plain.end = -1;
     }
     return plain;
+  }
+
+  // The line of the schedule with the chunks that there are.
+  __device__ __forceinline__ Line chunked_line(const Line& fixed) const {
+    Line line = fixed;
+    line.chunk_tiles = has_chunks<C>(p_) ? C::kTokens / kTile : 0;
+    line.chunks_grow = true;
+    return line;
   }
 
   // The segment's KV head and row block.
@@ -225,7 +191,7 @@ class Producer {
   }
 
   // Q and what the consumers need to know of the segment: behind the first copies of K and V, which everything waits for.
-  __device__ __forceinline__ void load_segment(const Line& line, const Segment& segment, const Cursor& cursor, const Cut& cut) {
+  __device__ __forceinline__ void load_segment(const Line& line, const Segment& segment, const Cursor& cursor, const Cut& cut, int chunk) {
     SegmentInfo info;
     info.seq = segment.seq;
     info.q_head = kv_head_ * p_.group;
@@ -233,7 +199,8 @@ class Producer {
     info.q_len = segment.lens.q_len;
     info.first_row = row_block_ * C::kRows;
     info.rows = min_of(info.q_len * p_.group - info.first_row, C::kRows);
-    if (!own_) {  // the consumers have brought it then
+    if (is_checked<C>(p_) && !are_q_offsets_good(line, info.seq)) info.rows = 0;  // neither read nor written
+    if (!own_) {                                                                  // the consumers have brought it then
       // Q of the segment `stages` segments ago is no longer in use: each segment since has at least one stage, and the stage of that many
       // stages ago is free.
       load_q<C>(p_, tid_, q_at_ + segment_slot_ * C::kQBytes, info.seq, info.q_len, info.q_head, info.first_row, info.rows);
@@ -252,7 +219,33 @@ class Producer {
       info.part = static_cast<int>(stretch_ - list.first);
       info.first_stretch = static_cast<int>(list.first) + (line.head_order == HeadOrder::kAlong ? 0 : head_ * line.workers);
     }
+    if (has_chunks<C>(p_)) describe_chunks(line, segment, cursor, cut, chunk, info);
     if (tid_ == 0) shared_.segments[segment_slot_] = info;
+  }
+
+  // Batch-invariant, `chunk` tiles a chunk: what the consumers need to find the output's nodes (tree.cuh).
+  __device__ void describe_chunks(const Line& line, const Segment& segment, const Cursor& cursor, const Cut& cut, int chunk,
+                                  SegmentInfo& info) const {
+    SegmentChunks& chunks = info.chunks;
+    chunks.all = ceil_div(segment.tiles, chunk);
+    chunks.begin = segment.tile_begin / chunk;
+    chunks.end = ceil_div(segment.tile_end, chunk);
+    chunks.tiles = segment.tiles;
+    chunks.first_of_line = 0;
+    chunks.output_unit = 0;
+    if (own_) {
+      chunks.slot = p_.slots / 2 + block_index();  // below lies what clusters leave to each other
+      return;
+    }
+    const int line_begin = line.head_order == HeadOrder::kAlong ? 0 : head_ * line.workers;
+    chunks.slot = 2 * (line_begin + static_cast<int>(stretch_)) + (starts_output(segment) ? 1 : 0);
+    if (is_cut(segment)) {
+      const long long units = output_units(line, segment.tiles);
+      chunks.output_unit = cursor.seq_unit + segment.output * units;
+      chunks.first_of_line = static_cast<int>(stretch_of(cut, chunks.output_unit));
+      info.parts = static_cast<int>(stretch_of(cut, chunks.output_unit + units - 1)) - chunks.first_of_line + 1;
+      info.first_stretch = line_begin + chunks.first_of_line;
+    }
   }
 
   __device__ __forceinline__ void wait_for_room() {
@@ -275,7 +268,7 @@ class Producer {
     }
   }
 
-  __device__ __forceinline__ void load_kv(const Stage& stage, const KvBase& base) {
+  __device__ __forceinline__ void load_kv(Stage& stage, const KvBase& base, int seq) {
     const int filled = (stage.tokens + kMmaTokens - 1) / kMmaTokens * kMmaTokens;  // the matrix units read whole steps
     // Page ids are fetched before there is room: their latency hides behind the wait.
     int page[C::kPasses];
@@ -288,9 +281,16 @@ class Producer {
 #pragma unroll
       for (int i = 0; i < C::kPasses; ++i) page[i] = static_cast<int>(ptx::kept(static_cast<std::uint32_t>(page[i])));
     }
+    const int tokens = stage.tokens;
+    if (is_checked<C>(p_)) {
+      if (is_faulty(stage, base, seq, page)) {  // zeros for what was not to be read
+        stage.flags |= Stage::kFault;
+        stage.tokens = 0;
+      }
+    }
     wait_for_room();
     const std::uint32_t k_at = stages_at_ + slot_ * 2 * C::kStageBytes, v_at = k_at + C::kStageBytes;
-    if (p_.general_or_padded_pages) [[unlikely]] {
+    if (C::kFull && p_.general_or_padded_pages) [[unlikely]] {
       if (general_) {
         load_general(k_at, base.k, p_.k, p_.head_dim, stage, filled, base.pages);
         load_general(v_at, base.v, p_.v, p_.head_dim_v, stage, filled, base.pages);
@@ -305,7 +305,22 @@ class Producer {
         load_rows(v_at, base.v, p_.v, p_.head_dim_v, stage, filled);
       }
     }
+    stage.tokens = tokens;
     if (tid_ == 0 && round_ == 0 && slot_ == 0) mark(p_, Mark::kIssued);
+  }
+
+  // Whether any producer thread finds a page id of the stage out of range, which it reports; the same for all of them.
+  __device__ bool is_faulty(const Stage& stage, const KvBase& base, int seq, const int (&page)[C::kPasses]) const {
+    if (base.pages == nullptr) return blind_;
+    bool faulty = false;
+#pragma unroll
+    for (int i = 0; i < C::kPasses; ++i) {
+      const int token = i * C::kPassTokens + pass_token_;
+      if (token >= stage.tokens || (page[i] >= 0 && page[i] < p_.num_pages)) continue;
+      report_fault(p_, DataFaultKind::kPage, seq, page_of(stage.token_begin + token));
+      faulty = true;
+    }
+    return ptx::named_barrier_any(kProducerBarrier, kProducerThreads, faulty);
   }
 
   __device__ __forceinline__ int page_of(int token) const { return p_.page.of(token); }
@@ -316,14 +331,14 @@ class Producer {
   }
 
   // How many tokens of `filled` this thread's chunk is written for: none where it lies beyond the row.
-  __device__ __forceinline__ int filled_of(int dim, int filled) const { return p_.padded && chunk_ * 8 >= dim ? 0 : filled; }
+  __device__ __forceinline__ int filled_of(int dim, int filled) const { return is_padded<C>(p_) && chunk_ * 8 >= dim ? 0 : filled; }
 
   // K or V of a stage in 16-byte copies; tokens lie token_stride apart.
   __device__ __forceinline__ void load_rows(std::uint32_t to, const std::uint16_t* base, const KvRows& rows, int dim, const Stage& stage,
                                             int filled) const {
     const std::uint16_t* from = base + (stage.token_begin + pass_token_) * rows.token_stride;
     const std::int64_t step = C::kPassTokens * rows.token_stride;
-    if (stage.tokens == p_.whole_tokens) {
+    if (stage.tokens == (C::kFull ? p_.whole_tokens : C::kTokens)) {
 #pragma unroll
       for (int i = 0; i < C::kPasses; ++i, from += step) ptx::cp_async_16(to + place(i), from, policy_);
     } else {
@@ -381,6 +396,7 @@ class Producer {
   const Params& p_;
   Shared<C>& shared_;
   bool own_ = false;       // the block's stretch is of one output alone
+  bool blind_ = false;     // the segment's K and V lie where they cannot be
   int own_stretches_ = 0;  // of that output
   int head_ = 0;           // of this block when heads lie side by side
   int kv_head_ = 0;        // of the segment

@@ -20,6 +20,7 @@ struct Work {
   std::int64_t tiles = 0;       // of the longest output
   std::int64_t tile_bytes = 0;  // of K and V
   int blocks = 0;               // at most so many, one a multiprocessor
+  int chunk_tiles = 0;          // batch-invariant: the least tiles of a chunk (Line::chunks_grow), and clusters are powers of two; else 0
   // Clusters of n blocks that run at the same time, by n; 0: none. [1] is not used.
   std::array<int, kMaxCluster + 1> clusters{};
 };
@@ -30,7 +31,7 @@ struct OwnCut {
   int cluster = 1;
 };
 
-// Tiles a stretch from which it pays to join a second cluster (Line::join_cost_grains).
+// Tiles a stretch from which it pays to join a second cluster (Line::join_cost_tiles).
 constexpr int kJoinCostTiles = 3;
 
 // Parts in the workspace that are fetched at once (merge_vector in cluster.cuh).
@@ -51,8 +52,11 @@ inline double reading_us(const Work& work) {
 
 // Estimated time of a call with stretches across outputs.
 inline double across_us(const Work& work) {
-  constexpr double kAcrossUs = 3.5;  // search of the stretch, and the merge through memory
-  return reading_us(work) + kAcrossUs;
+  constexpr double kAcrossUs = 3.5;                // search of the stretch, and the merge through memory
+  constexpr double kNodesUs = 6.0, kPartUs = 0.3;  // batch-invariant: the nodes of an output's parts merge one after the other
+  double us = reading_us(work) + kAcrossUs;
+  if (work.chunk_tiles > 0 && work.outputs < work.blocks) us += kNodesUs + kPartUs * work.blocks / static_cast<double>(work.outputs);
+  return us;
 }
 
 // Estimated time of a call whose outputs have stretches of their own: `joined` clusters of `cluster` blocks each.
@@ -69,16 +73,24 @@ inline double own_cut_us(const Work& work, int cluster, std::int64_t joined) {
   return us;
 }
 
-// Clusters that an output may have: as many as fit beside those of the others and have a tile; 0 where not every output gets one.
+// Clusters of the longest output where it may have `joined` of them at most: each has a tile, or a node of the merge tree.
+inline std::int64_t used_clusters(const Work& work, int cluster, std::int64_t joined) {
+  Line line;
+  line.output_stretches = static_cast<int>(cluster * joined);
+  line.cluster_stretches = cluster;
+  line.join_cost_tiles = kJoinCostTiles;
+  line.chunk_tiles = work.chunk_tiles;
+  line.chunks_grow = true;
+  return own_stretches(line, static_cast<int>(std::min<std::int64_t>(work.tiles, 1 << 30))) / cluster;
+}
+
+// Clusters that an output may have: as many as fit beside those of the others and are used; 0 where not every output gets one.
 inline std::int64_t most_joined(const Work& work, int cluster) {
+  if (work.chunk_tiles > 0 && !std::has_single_bit(static_cast<unsigned>(cluster))) return 0;  // a cluster merges one node of the tree
   const std::int64_t room = cluster == 1 ? work.blocks : std::min(work.clusters[cluster], work.blocks / cluster);
   if (work.outputs > room) return 0;
   if (cluster == 1) return 1;  // alone, a block has nobody to merge with
-  Line line;
-  line.output_stretches = static_cast<int>(cluster * (room / work.outputs));
-  line.cluster_stretches = cluster;
-  line.join_cost_grains = kJoinCostTiles;
-  return own_stretches(line, static_cast<int>(std::min<std::int64_t>(work.tiles, 1 << 30))) / cluster;
+  return used_clusters(work, cluster, room / work.outputs);
 }
 
 inline OwnCut own_cut(const Work& work) {
@@ -89,7 +101,7 @@ inline OwnCut own_cut(const Work& work) {
     // Every call on the host comes here: of the numbers that merge in as many batches only the largest, which is the fastest of them.
     std::int64_t joined = 1;
     while (joined <= most) {
-      const double us = own_cut_us(work, cluster, joined);
+      const double us = own_cut_us(work, cluster, cluster == 1 ? 1 : used_clusters(work, cluster, joined));
       if (us < best_us) {
         best_us = us;
         best = {static_cast<int>(cluster * joined), cluster};

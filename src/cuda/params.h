@@ -42,8 +42,8 @@ struct Params {
   bool general = false;  // a row of Q, K or V is aligned to less than 16 bytes, or a stride of K or V has more than 31 bits in bytes
   bool padded = false;   // head_dim or head_dim_v is less than the variant's: columns beyond are zeros that nobody reads or writes outside
   bool general_or_padded_pages = false;  // the copies that few calls need
-  bool has_sinks = false;
-  bool rules = false;    // there is a window, a tree, a soft-cap or ALiBi
+  bool checks = false;                   // lengths, offsets and page ids (faults.cuh)
+  bool rules = false;                    // there is a window, a tree, a soft-cap or ALiBi
   int whole_tokens = 0;  // tokens of a stage whose copies need no conditions: all that it has room for; −1: never, columns are padded
   RowView q;             // [total_q, q_heads, head_dim]
   RowView o;             // [total_q, q_heads, head_dim_v]
@@ -76,8 +76,11 @@ struct Params {
   // Workspace. A slot is the partial of one cut segment: two a stretch (partial_slot), of one line after the other where KV heads lie side
   // by side. Within a slot each consumer warp has its own dims.
   int slots = 0;                      // 2 × the most stretches on this device
-  float4* partial_values = nullptr;   // [slots, consumer warps, registers ÷ 4, 32 lanes]: Õ as the fragments lie
-  float2* partial_rows = nullptr;     // [slots, consumer warps, rows of the warp]: (m in log2 units, ℓ)
+  int slot_nodes = 1;                 // partials of a slot: 1, or as many nodes of the merge tree as a segment may leave (tree.cuh)
+  int shared_nodes = 0;               // of them, the first that a block keeps in shared memory while it is in the segment
+  int shared_nodes_at = 0;            // bytes behind Shared
+  float4* partial_values = nullptr;   // [slots, slot_nodes, consumer warps, registers ÷ 4, 32 lanes]: Õ as the fragments lie
+  float2* partial_rows = nullptr;     // [slots, slot_nodes, consumer warps, rows of the warp]: (m in log2 units, ℓ)
   std::uint64_t* timeline = nullptr;  // [grid, marks] nanoseconds (timeline.cuh); used in a build for it only
   std::uint32_t* counters = nullptr;  // [2 levels, slots, kMaxConsumerWarps] arrivals, 0 between calls
 
@@ -90,6 +93,10 @@ struct Params {
   std::int64_t tree_words = 0;
   const float* sinks = nullptr;  // [q_heads] natural-log logits, or null
   float sink_lse_factor = 1.0f;  // LSE in the caller's base ÷ natural
+
+  // With checks. Lengths are held against line.most_kv_len and line.most_q_len.
+  unsigned long long* data_status = nullptr;  // data_fault.h
+  int num_pages = 0;
 };
 
 constexpr int kMaxConsumerWarps = 8;

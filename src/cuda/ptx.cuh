@@ -83,6 +83,16 @@ __device__ __forceinline__ void mbarrier_wait(std::uint64_t* barrier, int parity
 // Barrier `id` (1 … 15) of `threads` threads of the block.
 __device__ __forceinline__ void named_barrier(int id, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
 
+// The same, and whether any of the threads came with `mine`.
+__device__ __forceinline__ bool named_barrier_any(int id, int threads, bool mine) {
+  std::uint32_t any;
+  asm volatile("{ .reg .pred p, q; setp.ne.u32 p, %1, 0; barrier.cta.red.or.pred q, %2, %3, p; selp.u32 %0, 1, 0, q; }"
+               : "=r"(any)
+               : "r"(static_cast<std::uint32_t>(mine)), "r"(id), "r"(threads)
+               : "memory");
+  return any != 0;
+}
+
 // --- Matrix fragments ---
 
 __device__ __forceinline__ void ldmatrix_x4(std::uint32_t (&r)[4], std::uint32_t from) {
@@ -126,11 +136,11 @@ __device__ __forceinline__ float reciprocal(float x) {
 
 // --- Between thread blocks ---
 
-// Adds 1 and gives the value before. Everything this warp wrote before (after a __syncwarp) is seen by who reads the count, and the
+// Adds and gives the value before. Everything this warp wrote before (after a __syncwarp) is seen by who reads the count, and the
 // other way round.
-__device__ __forceinline__ std::uint32_t atomic_increment_acq_rel(std::uint32_t* counter) {
+__device__ __forceinline__ std::uint32_t atomic_add_acq_rel(std::uint32_t* counter, std::uint32_t more) {
   std::uint32_t before;
-  asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
+  asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], %2;" : "=r"(before) : "l"(counter), "r"(more) : "memory");
   return before;
 }
 

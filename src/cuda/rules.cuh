@@ -90,8 +90,8 @@ __device__ __forceinline__ void apply_rules(float (&sums)[C::kParts][C::kRowTile
     }
   }
   const int first_new = info.kv_len - info.q_len;  // token of the seq; below 0 where there are fewer keys than query tokens
-  if (p.tree_mask != nullptr && stage.token_begin + stage.tokens > first_new) {
-    const std::int64_t q_begin = p.line.cu_seqlens_q ? p.line.cu_seqlens_q[info.seq] : static_cast<std::int64_t>(info.seq) * p.line.q_len;
+  if (p.tree_mask != nullptr && info.rows > 0 && stage.token_begin + stage.tokens > first_new) {
+    const std::int64_t q_begin = first_query<C>(p.line, info.seq);
 #pragma unroll
     for (int i = 0; i < C::kLaneRows; ++i) {
       const int position = rules[group_row<C>(i, lane)].position;

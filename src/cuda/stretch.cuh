@@ -15,6 +15,12 @@ __device__ __forceinline__ Line fixed_line(const Line& line) {
   fixed.tile_tokens = kTile;
   fixed.rows_per_block = C::kRows;
   fixed.chunk_tiles = 0;
+  if (!C::kFull) {
+    fixed.policy = Policy::kLean;
+    fixed.cu_seqlens_q = nullptr;
+    fixed.window_left = -1;
+    fixed.most_kv_len = fixed.most_q_len = 0x7fffffff;
+  }
   fixed.seq_units = nullptr;
   fixed.output_stretches = 0;
   fixed.cluster_stretches = 1;

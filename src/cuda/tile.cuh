@@ -63,14 +63,11 @@ struct RowState {
   std::uint32_t q[C::kQInRegisters ? C::kHeadDim / 16 : 1][4];
 };
 
+// No token yet: of a segment, or of a chunk of one.
 template <class C>
-__device__ __forceinline__ void start_segment(RowState<C>& state, const SegmentInfo& info, const Params& p, const Places<C>& places,
-                                              std::uint32_t q_at, Shared<C>& shared, int group, int warp, int lane) {
-  if (p.rules) start_rules<C>(info, p, shared, group, warp, lane);
+__device__ __forceinline__ void clear(RowState<C>& state) {
 #pragma unroll
   for (int i = 0; i < C::kLaneRows; ++i) {
-    const int packed = info.first_row + group * C::kGroupRows + group_row<C>(i, lane);
-    state.limit[i] = p.causal && info.q_len > 1 ? info.kv_len - info.q_len + packed / p.group + 1 : info.kv_len;
     state.max[i] = kMinusInfinity;
     state.sum[i] = 0.0f;
   }
@@ -82,6 +79,18 @@ __device__ __forceinline__ void start_segment(RowState<C>& state, const SegmentI
       for (int r = 0; r < 4; ++r) state.values[tile][n][r] = 0.0f;
     }
   }
+}
+
+template <class C>
+__device__ __forceinline__ void start_segment(RowState<C>& state, const SegmentInfo& info, const Params& p, const Places<C>& places,
+                                              std::uint32_t q_at, Shared<C>& shared, int group, int warp, int lane) {
+  if (has_rules<C>(p)) start_rules<C>(info, p, shared, group, warp, lane);
+#pragma unroll
+  for (int i = 0; i < C::kLaneRows; ++i) {
+    const int packed = info.first_row + group * C::kGroupRows + group_row<C>(i, lane);
+    state.limit[i] = p.causal && info.q_len > 1 ? info.kv_len - info.q_len + packed / p.group + 1 : info.kv_len;
+  }
+  clear<C>(state);
   if constexpr (C::kQInRegisters) {
 #pragma unroll
     for (int k = 0; k < C::kHeadDim / 16; ++k) ptx::ldmatrix_x4(state.q[k], q_at + places.q.at(k));
@@ -93,9 +102,8 @@ template <class C>
 __device__ __forceinline__ void scores(float (&sums)[C::kRowTiles][2][4], const RowState<C>& state, const Places<C>& places,
                                        std::uint32_t k_at, std::uint32_t q_at) {
   using E = Element<typename C::T>;
-  // Even and odd steps of one row tile add up apart: half the depth of dependent instructions.
-  constexpr int kChains = C::kRowTiles == 1 ? 2 : 1;
-  float chains[kChains][C::kRowTiles][2][4] = {};
+  // Even and odd steps add up apart: half the depth of dependent instructions, and the same sums in every row block.
+  float chains[2][C::kRowTiles][2][4] = {};
 #pragma unroll
   for (int k = 0; k < C::kHeadDim / 16; ++k) {
     std::uint32_t b[4];
@@ -109,8 +117,8 @@ __device__ __forceinline__ void scores(float (&sums)[C::kRowTiles][2][4], const 
       } else {
         ptx::ldmatrix_x4(a, q_at + tile * 16 * C::kRowBytes + places.q.at(k));
       }
-      E::mma(chains[k % kChains][tile][0], a, b[0], b[1]);
-      E::mma(chains[k % kChains][tile][1], a, b[2], b[3]);
+      E::mma(chains[k % 2][tile][0], a, b[0], b[1]);
+      E::mma(chains[k % 2][tile][1], a, b[2], b[3]);
     }
   }
 #pragma unroll
@@ -119,7 +127,7 @@ __device__ __forceinline__ void scores(float (&sums)[C::kRowTiles][2][4], const 
     for (int n = 0; n < 2; ++n) {
 #pragma unroll
       for (int r = 0; r < C::kHalves * 2; ++r) {
-        sums[tile][n][r] = kChains == 2 ? chains[0][tile][n][r] + chains[kChains - 1][tile][n][r] : chains[0][tile][n][r];
+        sums[tile][n][r] = chains[0][tile][n][r] + chains[1][tile][n][r];
       }
     }
   }
@@ -133,7 +141,7 @@ __device__ __forceinline__ void weights(float (&sums)[C::kParts][C::kRowTiles][2
                                         int warp, int lane) {
   using E = Element<typename C::T>;
   unsigned char* const p_at = reinterpret_cast<unsigned char*>(shared.weights[group]);
-  const float to_log2 = stage.flags & Stage::kMasked && p.rules ? 1.0f : p.scale_log2;
+  const float to_log2 = stage.flags & Stage::kMasked && has_rules<C>(p) ? 1.0f : p.scale_log2;
 #pragma unroll
   for (int i = 0; i < C::kLaneRows; ++i) {
     const int tile = i / C::kHalves, half = i % C::kHalves;

@@ -5,38 +5,50 @@
 
 namespace leanattn::cuda {
 
-// Columns of K and V in shared memory. A problem takes the first that holds its head_dim and head_dim_v; what it lacks is padding there.
-constexpr int kHeadDims[] = {64, 96, 128, 256};
+// What a variant has code for. A short call waits for its instructions, which come from cold memory: those of features that it does not
+// use cost it a tenth to a third of its time (docs/kernel.md). So one variant in full serves every call, and others serve the calls
+// without features (is_plain in views.h says which those are), where the device has clusters of blocks.
+enum class Features {
+  kPlain,      // none
+  kInvariant,  // the batch-invariant option, always
+  kFull,       // all, as run-time values
+};
 
-// Packed rows (query tokens × group) of one output. A problem takes the smallest block that holds the rows of its longest seq, or several
-// of the largest.
-constexpr int kRowBlocks[] = {8, 16, 32, 64};
+struct Variant {
+  int head_dim;  // columns of K and V in shared memory; those that a problem lacks are zeros there
+  int rows;      // of a row block: packed rows (query tokens × group) of one output
+  Features features;
+};
+
+// A call takes, of the features that serve it, the first that holds its head_dim and head_dim_v and the rows of its longest seq, or several
+// row blocks of the largest. Registers hold Õ of no more than 32 rows of 256 columns.
+constexpr Variant kVariants[] = {
+    {64, 8, Features::kPlain},     {64, 16, Features::kPlain},     {64, 32, Features::kPlain}, {64, 64, Features::kPlain},
+    {96, 8, Features::kPlain},     {96, 32, Features::kPlain},     {128, 8, Features::kPlain}, {128, 16, Features::kPlain},
+    {128, 32, Features::kPlain},   {128, 64, Features::kPlain},    {256, 8, Features::kPlain}, {256, 32, Features::kPlain},
+    {64, 8, Features::kInvariant}, {128, 8, Features::kInvariant}, {64, 16, Features::kFull},  {64, 64, Features::kFull},
+    {128, 16, Features::kFull},    {128, 64, Features::kFull},     {256, 16, Features::kFull}, {256, 32, Features::kFull},
+};
+
+// The columns of kVariants.
+constexpr int kHeadDims[] = {64, 96, 128, 256};
 
 // Kernel paths, fastest first. sm_90: clusters of blocks where they pay, compute capability 9.0 and later. portable: none, 8.0 and later.
 constexpr const char* kPortable = "portable";
 constexpr const char* kPaths[] = {"sm_90", kPortable};
 
-// The variant of a problem; both are at most 256 (problem.cpp).
-constexpr int padded_head_dim(int head_dim, int head_dim_v) {
+// The variant of a problem with these features; head_dim 0: there is none. Every problem has one with kFull: both dims are at most 256
+// (problem.cpp).
+constexpr Variant find_variant(int head_dim, int head_dim_v, int rows, Features features) {
   const int larger = head_dim > head_dim_v ? head_dim : head_dim_v;
-  for (const int columns : kHeadDims) {
-    if (larger <= columns) return columns;
+  Variant found{0, 0, features};
+  for (const Variant& one : kVariants) {
+    if (one.features != features || one.head_dim < larger) continue;
+    if (found.head_dim != 0 && one.head_dim != found.head_dim) break;
+    found = one;
+    if (rows <= one.rows) break;
   }
-  return 0;
-}
-
-// Registers hold Õ of no more than 32 rows of head_dim 256.
-constexpr bool has_variant(int head_dim, int rows) { return rows <= (head_dim > 128 ? 32 : 64); }
-
-// The smallest row block that holds `rows`, else the largest.
-constexpr int row_block(int head_dim, int rows) {
-  int largest = 0;
-  for (const int block : kRowBlocks) {
-    if (!has_variant(head_dim, block)) continue;
-    if (rows <= block) return block;
-    largest = block;
-  }
-  return largest;
+  return found;
 }
 
 }  // namespace leanattn::cuda
