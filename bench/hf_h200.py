@@ -150,6 +150,7 @@ class Bench:
         if not self.cuda:
             return call
         stream = torch.cuda.Stream()
+        self.synchronize()
         with torch.cuda.stream(stream):
             for _ in range(3):
                 call()
