@@ -72,8 +72,8 @@ stage_python() {
   [[ -d build/carry/python ]] || { echo "-- no build/carry/python: ./dev carry says why"; return 1; }
   export PYTHONPATH=$PWD/build/carry/python XLA_PYTHON_CLIENT_PREALLOCATE=false
   logged info-python python3 -m leanattn || return
-  logged pytest-cuda python3 -m pytest python/tests/test_cuda.py || rc=1
-  logged pytest python3 -m pytest python/tests --ignore=python/tests/test_cuda.py || rc=1
+  logged pytest-cuda python3 -m pytest python/tests/test_cuda.py python/tests/test_hf_cuda.py || rc=1
+  logged pytest python3 -m pytest python/tests --ignore=python/tests/test_cuda.py --ignore-glob='*/test_hf*' || rc=1
   rm -f "$out/python-overhead.jsonl"
   for device in cuda cpu; do
     logged "overhead-$device" python3 bench/python_overhead.py --device "$device" --output "$out/python-overhead.jsonl" || rc=1

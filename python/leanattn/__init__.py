@@ -8,6 +8,7 @@ Options         schedule, workers, bits that do not vary          Workspace     
 data_fault_sentence   what a check on the device has found
 flash_attn_with_kvcache, BatchDecodeWithPagedKVCacheWrapper       the call shapes of FlashAttention and of FlashInfer
 info            version, backends, instruction sets, devices
+leanattn.hf     attn_implementation="leanattn" for Hugging Face transformers, and a cache; imported by itself
 
 Inside torch.compile the same functions become the operators of `leanattn.ops`, once that is imported; it imports itself here when
 torch was imported before. Errors are ValueError with a sentence that names the argument.
