@@ -34,8 +34,8 @@ def show(path):
     lines = [json.loads(line) for line in pathlib.Path(path).read_text().splitlines()]
     first = lines[0]
     plain = {line["case"]: line for line in lines if not extra_of(line["case"])}
-    print(f"{first['device']}, {first['date']}, commit {first['commit']}, `leanattn bench --backend cuda --json`: bfloat16 unless the case says")
-    print("so, cold L2, CUDA graphs, each case checked first.\n")
+    print(f"{first['device']}, {first['date']}, commit {first['commit']}, `leanattn bench --backend cuda --json`: bfloat16 unless the case")
+    print("says so, cold L2, CUDA graphs, each case checked first.\n")
     print("| case | µs | ÷ floor | over plain |\n|---|---|---|---|")
     over = {}
     for line in lines:

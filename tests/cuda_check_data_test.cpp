@@ -107,7 +107,8 @@ void expect_fault(Spoiled& c, const std::function<void()>& spoil, const std::fun
 }
 
 TEST_F(CudaCheckData, LengthsOutsideTheRoom) {
-  for (const char* line : {"- 8 1 128 300,64,1000,7 layout=contiguous", "- 8 1 128 3000,2900,3100 page=16", "- 32 8 128 500,500,20,500,1,70,90,110 layout=head_major"}) {
+  for (const char* line : {"- 8 1 128 300,64,1000,7 layout=contiguous", "- 8 1 128 3000,2900,3100 page=16",
+                           "- 32 8 128 500,500,20,500,1,70,90,110 layout=head_major"}) {
     Spoiled c(line);
     const std::int32_t was = Spoiled::get(c.problem().kv_lens, 1);
     const std::int64_t room = max_kv_len(c.host());

@@ -59,7 +59,7 @@ TEST_F(CudaInvariant, RowsAreTheSameAloneAndInAnyBatch) {
         alone.push_back(device_bits(part.problem, device, invariant(device_options({}, turn++))));
       }
       for (const Options& options : invariant_ways()) {
-        const int begin = static_cast<int>(turn % 3), end = whole.batch - static_cast<int>(turn % 4 == 3);
+        const int begin = static_cast<int>(turn % 3) % whole.batch, end = whole.batch - static_cast<int>(turn % 4 == 3);
         ++turn;
         const Part part(whole, begin, std::max(begin + 1, end));
         DeviceProblem device(part.problem);

@@ -181,8 +181,7 @@ NB_MODULE(_core, m) {
                     bool, std::uintptr_t>(),
            nb::kw_only(), nb::arg("policy") = "lean", nb::arg("splits") = 0, nb::arg("head_order") = "auto",
            nb::arg("batch_invariant") = false, nb::arg("workers") = 0, nb::arg("programmatic_launch") = false,
-           nb::arg("cpu_isa") = nb::none(), nb::arg("cuda_path") = nb::none(),
-           nb::arg("check_data") = false, nb::arg("data_status") = 0);
+           nb::arg("cpu_isa") = nb::none(), nb::arg("cuda_path") = nb::none(), nb::arg("check_data") = false, nb::arg("data_status") = 0);
 
   nb::class_<Workspace>(m, "Workspace")
       .def(

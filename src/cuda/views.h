@@ -60,8 +60,8 @@ inline void set_views(Params& p, const Problem& problem) {
   p.general = std::min({p.q.access_bytes, p.k.access_bytes, p.v.access_bytes}) < 16 || is_long(p.k) || is_long(p.v);
 }
 
-// Whether variants that are not in full (variants.h) serve the call where they have its head_dim: the lean policy, q_len new tokens of every
-// seq, causal or not, rows aligned to 16 bytes, and no rule but the scale.
+// Whether variants that are not in full (variants.h) serve the call where they have its head_dim: the lean policy, q_len new tokens of
+// every seq, causal or not, rows aligned to 16 bytes, and no rule but the scale.
 inline bool is_plain(const Problem& problem, const Options& options) {
   Params p;
   set_views(p, problem);
