@@ -196,6 +196,7 @@ class FixedLayer(StaticLayer):
     """
 
     is_croppable = True
+    cumulative_length: torch.Tensor
 
     def __init__(self, max_cache_len: int):
         super().__init__(max_cache_len=max_cache_len)
