@@ -223,9 +223,9 @@ TEST(Case, TheTableOfKeysHasEveryKeyOnce) {
       EXPECT_EQ(std::string(error.what()).rfind(key + " \"?\"", 0), 0u) << error.what();
     }
   }
-  const std::set<std::string> all{"dtype",  "layout", "page",  "interleaved", "strided", "head_dim_v", "q_len",
-                                  "causal", "window", "tree",  "scale",       "softcap", "alibi",      "sink",
-                                  "lse",    "policy", "order", "invariant",   "workers", "seed",       "spread"};
+  const std::set<std::string> all{"dtype",  "layout",    "page",    "interleaved", "strided", "head_dim_v", "q_len", "causal",
+                                  "window", "tree",      "scale",   "softcap",     "alibi",   "sink",       "lse",   "policy",
+                                  "order",  "invariant", "checked", "workers",     "seed",    "spread"};
   EXPECT_EQ(keys, all);
 }
 
