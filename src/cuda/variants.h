@@ -26,8 +26,9 @@ constexpr Variant kVariants[] = {
     {64, 8, Features::kPlain},     {64, 16, Features::kPlain},     {64, 32, Features::kPlain}, {64, 64, Features::kPlain},
     {96, 8, Features::kPlain},     {96, 32, Features::kPlain},     {128, 8, Features::kPlain}, {128, 16, Features::kPlain},
     {128, 32, Features::kPlain},   {128, 64, Features::kPlain},    {256, 8, Features::kPlain}, {256, 32, Features::kPlain},
-    {64, 8, Features::kInvariant}, {128, 8, Features::kInvariant}, {64, 16, Features::kFull},  {64, 64, Features::kFull},
-    {128, 16, Features::kFull},    {128, 64, Features::kFull},     {256, 16, Features::kFull}, {256, 32, Features::kFull},
+    {64, 8, Features::kInvariant}, {128, 8, Features::kInvariant}, {64, 8, Features::kFull},   {64, 16, Features::kFull},
+    {64, 64, Features::kFull},     {128, 8, Features::kFull},      {128, 16, Features::kFull}, {128, 64, Features::kFull},
+    {256, 8, Features::kFull},     {256, 32, Features::kFull},
 };
 
 // The columns of kVariants.
