@@ -209,6 +209,25 @@ TEST(CheckData, EverySlotIsScanned) {
   }
 }
 
+// The word of a device's check: 0 is no fault, and the largest of several words is the first fault by seq, kind and slot.
+TEST(CheckData, TheLargestWordIsTheFirstFault) {
+  const DataFault in_order[] = {{DataFaultKind::kQOffset, 0, 0},       {DataFaultKind::kKvLen, 0, 0},
+                                {DataFaultKind::kPage, 0, 0},          {DataFaultKind::kPage, 0, 7},
+                                {DataFaultKind::kPage, 0, 0x7fffffff}, {DataFaultKind::kKvOffset, 1, 0},
+                                {DataFaultKind::kPage, 0x7fffffff, 5}};
+  unsigned long long before = ~0ull;
+  for (const DataFault& fault : in_order) {
+    const unsigned long long word = data_status_of(fault);
+    EXPECT_LT(word, before);
+    before = word;
+    const DataFault read = data_fault_of(word);
+    EXPECT_TRUE(read.kind == fault.kind && read.seq == fault.seq && read.slot == fault.slot) << data_fault_sentence(word);
+  }
+  EXPECT_GT(before, 0u);
+  EXPECT_EQ(data_fault_sentence(0), "");
+  EXPECT_EQ(data_fault_sentence(data_status_of(in_order[3])), "seq 0 slot 7: page is outside num_pages");
+}
+
 TEST(Merge, Rejections) {
   float o[128] = {}, lse[2] = {};
   MergeProblem right;
