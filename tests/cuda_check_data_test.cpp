@@ -65,8 +65,8 @@ std::vector<Options> checked_ways() {
   return all;
 }
 
-// spoil() makes some data of the device faulty, restore() makes it good again. The faulty seqs must be as with kv_len 0, which `emptied`
-// sets. Batch-invariant bits of the others are those of the good batch.
+// spoil() makes some data of the device faulty, restore() makes it good again. The faulty seqs must be as with kv_len 0. The others have
+// the batch-invariant bits of the good batch.
 void expect_fault(Spoiled& c, const std::function<void()>& spoil, const std::function<void()>& restore, const std::vector<int>& faulty,
                   const std::string& sentence) {
   const Problem& host = c.host();
