@@ -35,6 +35,33 @@ std::vector<DeviceWay> every_way() {
 class CudaGolden : public CudaTest {};
 class CudaSmall : public CudaTest {};
 
+// A window that hides nothing takes the variants of masks and logit rules, with check_data those in full: the bits stay those of the plain
+// ones, whether the window is cut off at the stage or not.
+TEST_F(CudaGolden, OneFeatureOrAllGiveTheSameBits) {
+  for (const char* line : {"1 8 1 128 1000", "3 32 8 128 4096", "1 12 12 64 3000", "40 8 2 64 300", "- 32 8 128 20000,17,3000,1",
+                           "2 8 4 128 700 q_len=3", "- 4 1 64 5000,64,1 page=16 q_len=2"}) {
+    CaseData data(parse_case(line));
+    Problem windowed = data.problem();
+    windowed.window_left = 1 << 20;
+    DeviceProblem plain_device(data.problem()), windowed_device(windowed);
+    for (std::size_t path = 0; path < device_paths().size(); ++path) {
+      for (const int workers : {0, 3}) {
+        Options options = device_options({Policy::kLean, 0, workers}, path);
+        const Bits plain = device_bits(data.problem(), plain_device, options);
+        EXPECT_EQ(plain, device_bits(windowed, windowed_device, options)) << line << device_text_of(options);
+        options.check_data = true;
+        EXPECT_EQ(plain, device_bits(data.problem(), plain_device, options)) << line << device_text_of(options);
+        EXPECT_EQ(plain, device_bits(windowed, windowed_device, options)) << line << device_text_of(options);
+        options.batch_invariant = true;
+        const Bits invariant = device_bits(windowed, windowed_device, options);
+        options.check_data = false;
+        EXPECT_EQ(invariant, device_bits(data.problem(), plain_device, options)) << line << device_text_of(options);
+        if (enough_failures()) return;
+      }
+    }
+  }
+}
+
 // A case of a type that the backend lacks runs as float16.
 TEST_F(CudaGolden, TableUnderEveryPolicy) {
   for (const tools::GoldenCase& golden : tools::golden_cases()) {

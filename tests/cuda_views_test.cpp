@@ -91,6 +91,37 @@ TEST(CudaViews, EveryUsedStrideCounts) {
   EXPECT_FALSE(odd([&](Problem& p) { p.cu_seqlens_q = offsets; }));
 }
 
+// One feature has variants of its own; two, and whatever else is special, take those in full.
+TEST(CudaViews, NeededFeatures) {
+  Problem plain = lone();
+  plain.head_dim = 128;
+  const auto needed = [&](auto change) {
+    Problem p = plain;
+    Options options;
+    change(p, options);
+    return needed_features(p, options);
+  };
+  const float values[] = {0.0f};
+  const std::uint64_t tree[] = {1};
+  EXPECT_EQ(needed([](Problem&, Options&) {}), Features::kPlain);
+  EXPECT_EQ(needed([](Problem&, Options& o) { o.batch_invariant = true; }), Features::kInvariant);
+  EXPECT_EQ(needed([](Problem&, Options& o) { o.check_data = true; }), Features::kChecked);
+  EXPECT_EQ(needed([](Problem& p, Options&) { p.window_left = 0; }), Features::kRules);
+  EXPECT_EQ(needed([](Problem& p, Options&) { p.softcap = 1.0f; }), Features::kRules);
+  EXPECT_EQ(needed([&](Problem& p, Options&) { p.alibi_slopes = values; }), Features::kRules);
+  EXPECT_EQ(needed([&](Problem& p, Options&) { p.sinks = values; }), Features::kRules);
+  EXPECT_EQ(needed([&](Problem& p, Options&) { p.tree_mask = tree; }), Features::kRules);
+  EXPECT_EQ(needed([&](Problem& p, Options&) { p.window_left = 5, p.softcap = 1.0f, p.sinks = values; }), Features::kRules);
+  EXPECT_EQ(needed([](Problem&, Options& o) { o.batch_invariant = o.check_data = true; }), Features::kFull);
+  EXPECT_EQ(needed([](Problem& p, Options& o) { p.window_left = 0, o.check_data = true; }), Features::kFull);
+  EXPECT_EQ(needed([](Problem& p, Options& o) { p.softcap = 1.0f, o.batch_invariant = true; }), Features::kFull);
+  EXPECT_EQ(needed([](Problem&, Options& o) { o.policy = Policy::kFa2; }), Features::kFull);
+  EXPECT_EQ(needed([](Problem& p, Options&) { p.head_dim_v = 64; }), Features::kFull);
+  const std::int32_t offsets[] = {0, 1};
+  EXPECT_EQ(needed([&](Problem& p, Options&) { p.cu_seqlens_q = offsets; }), Features::kFull);
+  EXPECT_EQ(needed([](Problem& p, Options&) { p.k.data = row.elements + 1; }), Features::kFull);
+}
+
 // One stride at a time: odd, or aligned and too long.
 TEST(CudaViews, OddAndLongStrides) {
   Problem p = lone();

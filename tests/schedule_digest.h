@@ -54,8 +54,8 @@ LEANATTN_HOST_DEVICE inline unsigned long long digest_of_stretch(const Line& lin
   Segment segment;
   for (int count = 0; count < kMostSegments && next_segment(line, cursor, segment); ++count) {
     const MergeList list = merge_list(line, cut, segment.seq, segment.output);
-    const int grain = max_of(output_chunk_tiles(line, segment.tiles), 1);
-    const int chunk_begin = segment.tile_begin / grain, chunk_end = ceil_div(segment.tile_end, grain);
+    const Chunks chunks = make_chunks(segment.tiles, max_of(line.chunk_tiles, 1), line.chunks_grow);
+    const int chunk_begin = chunks.of(segment.tile_begin), chunk_end = chunks.of(segment.tile_end - 1) + 1;
     const TreeNode node = next_node(chunk_begin, chunk_end);
     digest.add(segment);
     digest.add(segment_of(line, cut, list, segment.seq, segment.output, stretch));

@@ -84,6 +84,30 @@ TEST(ScheduleExtreme, TenMillionTilesInOneOutput) {
   EXPECT_EQ(walk(line, 1, [](int) { return 10'000'000; }), 10'000'000);
 }
 
+// Chunks that grow, at lengths around which their number changes and where it stops to: none is empty, they differ by a grain at most, and
+// Chunks::of is the inverse of Chunks::begin.
+TEST(ScheduleExtreme, GrownChunksOfAnyLength) {
+  std::vector<int> lengths{10'000'000, (1 << 24) - 1, 1 << 24, (1 << 24) + 1, (1 << 25) - 1, 1 << 25};
+  for (int tiles = 1; tiles <= 3200; ++tiles) lengths.push_back(tiles);
+  for (const int tiles : lengths) {
+    for (const int grain : {1, 2, 4, 7}) {
+      const Chunks chunks = make_chunks(tiles, grain, true);
+      ASSERT_EQ(chunks.begin(0), 0);
+      ASSERT_EQ(chunks.begin(chunks.count), tiles);
+      ASSERT_EQ(chunks.count & (chunks.count - 1), 0);
+      const int whole = (tiles + grain - 1) / grain / chunks.count * grain;
+      for (int i = 0; i < chunks.count; ++i) {
+        const int begin = chunks.begin(i), end = chunks.begin(i + 1);
+        ASSERT_GT(end, begin) << tiles << " tiles, grain " << grain;
+        ASSERT_LE(end - begin, whole + grain) << tiles << " tiles, grain " << grain;
+        ASSERT_TRUE(end - begin >= whole || end == tiles) << tiles << " tiles, grain " << grain;
+        for (const int tile : {begin, (begin + end) / 2, end - 1}) ASSERT_EQ(chunks.of(tile), i) << tile << " of " << tiles;
+      }
+      ASSERT_EQ(chunks.of(tiles), chunks.count - 1);
+    }
+  }
+}
+
 TEST(ScheduleExtreme, HundredThousandSeqs) {
   constexpr int kSeqs = 100'000;
   Random random(3);
@@ -211,13 +235,13 @@ TEST(ScheduleExtreme, DefaultSplitsFollowTheRule) {
 }
 
 TEST(ScheduleExtreme, HeadersForTheDeviceIncludeNothing) {
-  for (const char* name : {"/include/leanattn/schedule.h", "/src/partial.h"}) {
+  for (const char* name : {"/include/leanattn/chunks.h", "/include/leanattn/schedule.h", "/src/partial.h"}) {
     std::ifstream file(std::string(LEANATTN_SOURCE_DIR) + name);
     ASSERT_TRUE(file) << name;
     int lines = 0;
     for (std::string line; std::getline(file, line); ++lines) {
       const std::size_t first = line.find_first_not_of(" \t");
-      if (first == std::string::npos || line[first] != '#') continue;
+      if (first == std::string::npos || line[first] != '#' || line == "#include \"leanattn/chunks.h\"") continue;
       EXPECT_EQ(line.find("include"), std::string::npos) << name << ": " << line;
     }
     EXPECT_GT(lines, 50) << name;

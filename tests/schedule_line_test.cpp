@@ -106,14 +106,18 @@ bool check_loads(const OwnedLine& owned, const Model& model, const Cut& cut, con
   CHECK_OR_FAIL(*longest - *shortest <= 1);
   const auto [least, most] = std::minmax_element(tiles.begin(), tiles.end());
   int grain = 1;
-  for (const ModelOutput& output : model.outputs) grain = std::max(grain, model_grain(owned.line, output.tiles));
+  for (const ModelOutput& output : model.outputs) {  // the longest way between two places where a cut may fall
+    const std::vector<int> places = model_places(owned.line, output.tiles);
+    for (std::size_t i = 1; i < places.size(); ++i) grain = std::max(grain, places[i] - places[i - 1]);
+  }
   CHECK_OR_FAIL(*most - *least <= 2 * grain - 1);
   CHECK_OR_FAIL(cut.stretches <= owned.line.workers);
   CHECK_OR_FAIL(cut.stretches == 1 || *shortest >= owned.line.min_stretch_units);
   return true;
 }
 
-// Loads where outputs have stretches of their own: those of an output differ by a tile at most. With chunks all but the last are equal.
+// Loads where outputs have stretches of their own: those of an output differ by a tile at most, with chunks that grow by a grain. With
+// chunks of a fixed length all but the last are equal.
 bool check_own_loads(const OwnedLine& owned, const Cut& cut, const std::vector<Piece>& pieces) {
   const Line& line = owned.line;
   if (!has_own_stretches(line)) return true;
@@ -121,7 +125,9 @@ bool check_own_loads(const OwnedLine& owned, const Cut& cut, const std::vector<P
     for (const Piece& other : pieces) {
       if (one.segment.seq != other.segment.seq || one.segment.output != other.segment.output) continue;
       const int tiles = one.segment.tile_end - one.segment.tile_begin, others = other.segment.tile_end - other.segment.tile_begin;
-      CHECK_OR_FAIL(line.chunk_tiles == 0 ? tiles <= others + 1 : tiles <= others || ends_output(other.segment));
+      const int more = line.chunk_tiles == 0 ? 1 : line.chunks_grow ? line.chunk_tiles : 0;
+      const int last = line.chunks_grow ? line.chunk_tiles - 1 : tiles;  // the output's last grain may have fewer tiles
+      CHECK_OR_FAIL(tiles <= others + more + (line.chunk_tiles > 0 && ends_output(other.segment) ? last : 0));
     }
   }
   return cut.stretches == cut.units;

@@ -2,6 +2,7 @@
 // What the schedule tests check against: a line spelled out unit by unit, and seeded random lines. Uses no function of schedule.h.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -129,53 +130,67 @@ struct Model {
   int units = 0;
 };
 
-// Tiles between places where a cut of an output may fall. Chunks that grow: as long as an eighth of the output up to 4 tiles, as a 128th
-// of it up to 8 tiles, then the shortest of which there are at most 256.
-inline int model_grain(const Line& line, int tiles) {
-  if (line.chunk_tiles == 0) return 1;
-  if (!line.chunks_grow) return line.chunk_tiles;
-  int wanted = 1;
-  while (wanted < 4 && (wanted + 1) * 8 <= tiles) ++wanted;
-  while (wanted < 8 && wanted * 128 < tiles) ++wanted;
-  while (wanted * 256 < tiles) ++wanted;
-  while (wanted % line.chunk_tiles != 0) ++wanted;
-  return wanted;
+// Chunks of an output that grow: the largest power of two of them that is allowed. Eight where each has a grain, up to 128 where each has
+// three, up to 256 where each has six.
+inline int model_grown_chunks(long long grains) {
+  int count = 1;
+  for (int wanted = 2; wanted <= 256; wanted *= 2) {
+    const bool allowed =
+        (wanted <= 8 && wanted <= grains) || (wanted <= 128 && 3LL * wanted <= grains) || (6LL * wanted <= grains && grains <= 1 << 24);
+    if (allowed) count = wanted;
+  }
+  return count;
+}
+
+// Tiles where a cut of an output may fall, from 0 to `tiles`: borders of its chunks, where it has any.
+inline std::vector<int> model_places(const Line& line, int tiles) {
+  const int grain = line.chunk_tiles == 0 ? 1 : line.chunk_tiles;
+  std::vector<int> grains{0};  // where each begins
+  for (int tile = 1; tile < tiles; ++tile) {
+    if (tile % grain == 0) grains.push_back(tile);
+  }
+  grains.push_back(tiles);
+  if (line.chunk_tiles == 0 || !line.chunks_grow) return grains;
+  const long long all = static_cast<long long>(grains.size()) - 1, count = model_grown_chunks(all);
+  std::vector<int> places;
+  long long grain_of = 0;
+  for (long long chunk = 0; chunk <= count; ++chunk) {  // its share of the grains before it, rounded down
+    while ((grain_of + 1) * count <= chunk * all) ++grain_of;
+    places.push_back(grains[grain_of]);
+  }
+  return places;
 }
 
 // Borders of one output by dealing its tiles out to units one by one.
 inline std::vector<int> model_borders(const Line& line, int tiles) {
-  const int grain = model_grain(line, tiles);
+  const std::vector<int> places = model_places(line, tiles);
+  const int pieces = static_cast<int>(places.size()) - 1;
   std::vector<int> borders{0};
   if (line.policy == Policy::kFa2) {
     borders.push_back(tiles);
   } else if (line.policy == Policy::kFlashDecoding) {
-    int grains = 0;
-    for (int tile = 0; tile < tiles; ++tile) grains += tile % grain == 0;
-    int grains_a_split = 1;
-    while (grains_a_split * line.splits < grains) ++grains_a_split;
-    int tile = 0;
-    for (int split = 0; split < line.splits; ++split) {
-      for (int i = 0; i < grains_a_split * grain && tile < tiles; ++i) ++tile;
-      borders.push_back(tile);
-    }
+    int a_split = 1;
+    while (a_split * line.splits < pieces) ++a_split;
+    for (int split = 1; split <= line.splits; ++split) borders.push_back(places[std::min(split * a_split, pieces)]);
   } else if (line.output_stretches > 0) {
     const bool one_cluster = tiles <= line.cluster_stretches * line.join_cost_tiles;
     const int most = one_cluster ? line.cluster_stretches : line.output_stretches;
-    int piece = 1;  // tiles that stay together: with chunks 1, 2, 4 … of them, few enough pieces for all stretches
+    int together = 1;  // with chunks 1, 2, 4 … of them, few enough for all stretches
     if (line.chunk_tiles > 0) {
-      for (piece = grain; (tiles + piece - 1) / piece > most;) piece *= 2;
+      while ((pieces + together - 1) / together > most) together *= 2;
     }
     int stretches = line.cluster_stretches;
-    while (stretches < most && stretches * piece < tiles) stretches += line.cluster_stretches;
+    while (stretches < most && stretches * together < pieces) stretches += line.cluster_stretches;
     std::vector<int> dealt(static_cast<std::size_t>(stretches));  // pieces dealt out in turn, then each stretch's put behind each other
-    for (int tile = 0, part = 0; tile < tiles; tile += piece, part = (part + 1) % stretches) dealt[part] += piece;
-    for (const int own : dealt) borders.push_back(borders.back() + own < tiles ? borders.back() + own : tiles);
+    for (int piece = 0, part = 0; piece < pieces; piece += together, part = (part + 1) % stretches) dealt[part] += together;
+    int piece = 0;
+    for (const int own : dealt) borders.push_back(places[piece = std::min(piece + own, pieces)]);
   } else {
     for (int i = 1; i <= line.fragment_cost_tiles; ++i) borders.push_back(0);
-    int border = 0;
+    int place = 0;
     for (int tile = 1; tile <= tiles; ++tile) {
-      if (tile % grain == 0 || tile == tiles) border = tile;
-      borders.push_back(border);
+      if (tile == places[place + 1]) ++place;
+      borders.push_back(places[place]);
     }
   }
   return borders;

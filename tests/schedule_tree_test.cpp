@@ -164,19 +164,19 @@ TEST(ScheduleTree, LinesOfAnyBatchGiveTheBracketsOfTheirSeqs) {
       Cursor cursor = stretch_cursor(line, cut, stretch);
       Segment segment;
       while (next_segment(line, cursor, segment)) {
-        const int chunk = output_chunk_tiles(line, segment.tiles);
-        ASSERT_EQ(segment.tile_begin % chunk, 0);
-        ASSERT_TRUE(segment.tile_end % chunk == 0 || segment.tile_end == segment.tiles);
+        const Chunks chunks = output_chunks(line, segment.tiles);
+        const int begin = chunks.of(segment.tile_begin), end = chunks.of(segment.tile_end - 1) + 1;
+        ASSERT_EQ(segment.tile_begin, chunks.begin(begin)) << describe(owned);
+        ASSERT_EQ(segment.tile_end, chunks.begin(end)) << describe(owned);
         if (segment.tile_begin == 0) row = {};
-        const int begin = segment.tile_begin / chunk, end = (segment.tile_end + chunk - 1) / chunk;
         const Row<Hash> part = stream<Hash>(begin, end);
         if (has_own_stretches(line)) {  // one node, or the part of one that is there
-          const int span = 1 << own_level(output_chunks(line, segment.tiles), own_stretches(line, segment.tiles));
+          const int span = 1 << own_level(chunks.count, own_stretches(line, segment.tiles));
           ASSERT_TRUE(begin % span == 0 && end <= begin + span) << describe(owned);
         }
         for (std::size_t k = 0; k < part.nodes.size(); ++k) row.push(part.nodes[k], part.brackets[k]);
         if (segment.tile_end != segment.tiles) continue;
-        ASSERT_TRUE(row.finish() == canonical<Hash>(output_chunks(line, segment.tiles))) << describe(owned);
+        ASSERT_TRUE(row.finish() == canonical<Hash>(chunks.count)) << describe(owned);
         cut_outputs += segment.tile_begin > 0;
       }
     }

@@ -4,21 +4,17 @@
 // LeanAttention (Sanovar et al., MLSys 2025, §4) lays all tiles of all outputs behind each other and gives every worker an equal
 // stretch, across output borders; FlashAttention-2 (one worker an output) and FlashDecoding (a fixed number of splits an output) are
 // other cuts of the same line. All of them are the functions below: pure, on integers, from the lengths alone, so that a CPU thread, a
-// CTA, a test and a picture find the same stretch each by itself. Compiles with g++, clang, nvcc and NVRTC; includes nothing.
+// CTA, a test and a picture find the same stretch each by itself. Compiles with g++, clang, nvcc and NVRTC.
 //
 //   unit      what the line is measured in. lean: one tile, plus fragment_cost_tiles at the head of each output for the fixed cost of
 //             starting and finishing it; where outputs have stretches of their own, one of those. fa2: one output. flashdecoding: one split
 //   stretch   a run of units that one worker does in one go
 //   segment   the part of a stretch that lies inside one output
 //   cut       the number of units and of stretches of a line
-//   chunk     batch-invariant only: tiles counted from the output's first one, as many as the output alone decides; cuts fall on borders
+//   chunk     batch-invariant only: neighbouring tiles of an output, as many as the output alone decides (chunks.h); cuts fall on borders
 #pragma once
 
-#if defined(__CUDACC__)
-#define LEANATTN_HOST_DEVICE __host__ __device__
-#else
-#define LEANATTN_HOST_DEVICE
-#endif
+#include "leanattn/chunks.h"
 
 namespace leanattn {
 
@@ -51,7 +47,7 @@ struct Line {
   int window_left = -1;         // left window in tokens; −1: none
   int tile_tokens = 1;          // context tokens a tile
   int chunk_tiles = 0;          // tiles a chunk; 0: cuts may fall on any tile
-  bool chunks_grow = false;     // chunk_tiles is the least, and what a chunk's tiles are a multiple of (output_chunk_tiles)
+  bool chunks_grow = false;     // chunks are longer in longer outputs: chunk_tiles is their grain (Chunks)
   int fragment_cost_tiles = 0;  // lean: cost of an output beyond its tiles
   Policy policy = Policy::kLean;
   int splits = 1;                        // flashdecoding: ≥ 1
@@ -160,17 +156,9 @@ LEANATTN_HOST_DEVICE inline int tile_token_end(const Line& line, int seq, int ti
 
 LEANATTN_HOST_DEVICE inline bool has_own_stretches(const Line& line) { return line.policy == Policy::kLean && line.output_stretches > 0; }
 
-// Tiles of a chunk of an output of `tiles` tiles; 0: there are no chunks. Where they grow, no output has more than kMostGrownChunks.
-constexpr int kMostGrownChunks = 256;
-LEANATTN_HOST_DEVICE inline int output_chunk_tiles(const Line& line, int tiles) {
-  if (!line.chunks_grow || line.chunk_tiles == 0) return line.chunk_tiles;
-  const int shortest = max_of(min_of(tiles / 8, 4), min_of(ceil_div(tiles, 128), 8));
-  return ceil_div(max_of(max_of(shortest, ceil_div(tiles, kMostGrownChunks)), 1), line.chunk_tiles) * line.chunk_tiles;
-}
-
-// Chunks of an output; none where cuts may fall on any tile.
-LEANATTN_HOST_DEVICE inline int output_chunks(const Line& line, int tiles) {
-  return line.chunk_tiles > 0 ? ceil_div(tiles, output_chunk_tiles(line, tiles)) : 0;
+// Of an output of `tiles` tiles; grain 0: cuts may fall on any tile.
+LEANATTN_HOST_DEVICE inline Chunks output_chunks(const Line& line, int tiles) {
+  return line.chunk_tiles > 0 ? make_chunks(tiles, line.chunk_tiles, line.chunks_grow) : Chunks{};
 }
 
 // Where an output has stretches of its own and chunks, a stretch has 2^own_level of them, the fewest that leave at most `stretches`: it is
@@ -187,7 +175,7 @@ LEANATTN_HOST_DEVICE inline int own_stretches(const Line& line, int tiles) {
   if (most <= cluster || tiles <= static_cast<long long>(cluster) * line.join_cost_tiles) return min_of(cluster, most);
   int used = tiles;
   if (line.chunk_tiles > 0) {
-    const int chunks = output_chunks(line, tiles);
+    const int chunks = output_chunks(line, tiles).count;
     used = ((chunks - 1) >> own_level(chunks, most)) + 1;
   }
   return used < most ? (used + cluster - 1) / cluster * cluster : most;
@@ -214,9 +202,8 @@ LEANATTN_HOST_DEVICE inline long long output_units(const Line& line, int tiles) 
 // one tile more than `whole` = tiles ÷ stretches, from the caller, who may have a faster way than to divide.
 LEANATTN_HOST_DEVICE inline int own_tile(const Line& line, int tiles, int stretches, int whole, int part) {
   if (line.chunk_tiles == 0) return part * whole + min_of(part, tiles - whole * stretches);
-  const int chunk = output_chunk_tiles(line, tiles);
-  const long long tile = (1LL * part << own_level(ceil_div(tiles, chunk), stretches)) * chunk;
-  return tile < tiles ? static_cast<int>(tile) : tiles;
+  const Chunks chunks = output_chunks(line, tiles);
+  return chunks.begin(1LL * part << own_level(chunks.count, stretches));
 }
 
 // The tile at which a cut `unit` units into an output of `tiles` tiles falls: 0 at unit 0, `tiles` at output_units, monotone between,
@@ -229,14 +216,10 @@ LEANATTN_HOST_DEVICE inline int tile_at(const Line& line, int tiles, long long u
     const int stretches = own_stretches(line, tiles);
     return own_tile(line, tiles, stretches, tiles / stretches, static_cast<int>(unit));
   }
-  const int grain = line.chunk_tiles > 0 ? output_chunk_tiles(line, tiles) : 1;
-  if (line.policy == Policy::kFlashDecoding) {
-    const long long grains_a_split = ceil_div(ceil_div(tiles, grain), line.splits);
-    const long long tile = unit * grains_a_split * grain;
-    return tile < tiles ? static_cast<int>(tile) : tiles;
-  }
+  const Chunks chunks = line.chunk_tiles > 0 ? output_chunks(line, tiles) : make_chunks(tiles, 1, false);
+  if (line.policy == Policy::kFlashDecoding) return chunks.begin(unit * ceil_div(chunks.count, line.splits));
   const long long tile = unit - line.fragment_cost_tiles;
-  return tile <= 0 ? 0 : static_cast<int>(tile - tile % grain);
+  return tile <= 0 ? 0 : chunks.begin(chunks.of(static_cast<int>(tile)));
 }
 
 LEANATTN_HOST_DEVICE inline long long seq_unit_count(const Line& line, const SeqLens& lens) {
@@ -263,7 +246,7 @@ LEANATTN_HOST_DEVICE inline void seq_unit_prefix(const Line& line, long long* pr
 //
 // How equal lean stretches are: two stretches differ by at most one unit. In tiles, with c = max(chunk_tiles, 1), by at most 2c − 1 beyond
 // what their shares of the cost units differ by: a cut inside a chunk moves back by up to c − 1 tiles, at either end of a stretch. (Where
-// chunks grow, c is the longest output's.)
+// chunks grow, c is the longest chunk of any output.)
 //
 // cut_of_units is make_cut for whoever has the sums already: the units of the line, and of its longest output (at least 1).
 LEANATTN_HOST_DEVICE inline Cut cut_of_units(const Line& line, long long units, long long longest) {

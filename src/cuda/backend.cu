@@ -213,8 +213,8 @@ void own_stretches(const Problem& problem, std::int64_t most_tiles, bool in_clus
 // Code for less than 9.0 has the variants in full only (decode.cuh).
 Variant choose_variant(const Problem& problem, const Options& options, std::int64_t most_rows, int architecture) {
   const int rows = static_cast<int>(std::min<std::int64_t>(most_rows, 1 << 20));
-  if (architecture >= 90 && is_plain(problem, options)) {
-    const Features features = options.batch_invariant ? Features::kInvariant : Features::kPlain;
+  const Features features = needed_features(problem, options);
+  if (architecture >= 90 && features != Features::kFull) {
     const Variant variant = find_variant(problem.head_dim, problem.head_dim, rows, features);
     if (variant.head_dim == problem.head_dim && (rows <= variant.rows || features == Features::kPlain)) return variant;
   }
@@ -247,7 +247,7 @@ Plan make_plan(const Problem& problem, const Options& options) {
   line.tile_tokens = plan.kernel.tile_tokens;
   line.policy = options.policy;
   line.runs = true;
-  line.chunk_tiles = options.batch_invariant ? plan.kernel.stage_tokens / line.tile_tokens : 0;  // no stage has tokens of two
+  line.chunk_tiles = options.batch_invariant ? plan.kernel.chunk_tiles : 0;
   line.chunks_grow = true;
   if (options.check_data) {
     line.most_kv_len = static_cast<int>(std::min<std::int64_t>(max_kv_len(problem), std::numeric_limits<std::int32_t>::max()));

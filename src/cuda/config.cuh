@@ -29,6 +29,9 @@ constexpr int kMmaTokens = 16;  // tokens that a step of P·V takes
 constexpr int kTile = 64;  // tokens of a tile, the unit of the line
 // Tokens of a stage: one tile, or two where rows are so short that a warp would have too little work between two barriers.
 constexpr int stage_tokens(int head_dim) { return head_dim == 64 ? 128 : 64; }
+// Batch-invariant: the grain of chunks in tiles, whole stages; two of head_dim 64, whose stages leave consumers no time to spare for the
+// ends of chunks.
+constexpr int chunk_tiles(int head_dim) { return stage_tokens(head_dim) / kTile * (head_dim == 64 ? 2 : 1); }
 
 template <class T>
 struct Element;
@@ -63,6 +66,7 @@ struct Config {
   static constexpr Features kFeatures = kFeatures_;
   static constexpr bool kFull = kFeatures == Features::kFull;
   static constexpr int kTokens = stage_tokens(kHeadDim);  // of a stage
+  static constexpr int kChunkTiles = chunk_tiles(kHeadDim);
 
   static constexpr int kGroups = kRows > 32 ? 2 : 1;
   static constexpr int kGroupRows = kRows / kGroups;
@@ -104,11 +108,11 @@ struct Config {
 // Features of a call. Without code for them they are off at compile time.
 template <class C>
 __device__ __forceinline__ bool has_rules(const Params& p) {
-  return C::kFull && p.rules;
+  return (C::kFull || C::kFeatures == Features::kRules) && p.rules;
 }
 template <class C>
 __device__ __forceinline__ bool has_sinks(const Params& p) {
-  return C::kFull && p.sinks != nullptr;
+  return (C::kFull || C::kFeatures == Features::kRules) && p.sinks != nullptr;
 }
 template <class C>
 __device__ __forceinline__ bool has_chunks(const Params& p) {
@@ -124,7 +128,7 @@ __device__ __forceinline__ bool is_general(const Params& p) {
 }
 template <class C>
 __device__ __forceinline__ bool is_checked(const Params& p) {
-  return C::kFull && p.checks;
+  return C::kFeatures == Features::kChecked || (C::kFull && p.checks);
 }
 template <class C>
 __device__ __forceinline__ int head_dim(const Params& p) {
@@ -163,10 +167,11 @@ struct alignas(16) Stage {
   enum Flag {
     kFirst = 1,      // of its segment
     kLast = 2,       // of its segment
-    kMasked = 4,     // some row does not see all of its tokens, or a rule of rules.cuh has a say in it
+    kMasked = 4,     // it is not full, or causality hides some of it from some row
     kDone = 8,       // nothing: the stretch has ended
-    kFault = 32,     // a page id or an offset of it is out of range: not all of it was read
     kChunkEnd = 16,  // of its chunk (SegmentChunks), which without chunks is its segment
+    kFault = 32,     // a page id or an offset of it is out of range: not all of it was read
+    kRuled = 64,     // a rule of rules.cuh has a say in it
   };
   int tokens;       // 0: an empty seq
   int token_begin;  // of the seq

@@ -20,6 +20,7 @@ Kernel kernel_of() {
   kernel.rows = C::kRows;
   kernel.tile_tokens = kTile;
   kernel.stage_tokens = C::kTokens;
+  kernel.chunk_tiles = C::kChunkTiles;
   kernel.slot_value_bytes = C::kConsumerWarps * C::kLaneRows * C::kRowVectors * kWarp * static_cast<int>(sizeof(float4));
   kernel.slot_row_bytes = C::kConsumerWarps * C::kGroupRows * static_cast<int>(sizeof(float2));
   kernel.fixed_shared_bytes = Shared<C>::bytes(0);

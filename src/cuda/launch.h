@@ -13,6 +13,7 @@ struct Kernel {
   int rows = 0;
   int tile_tokens = 0;
   int stage_tokens = 0;
+  int chunk_tiles = 0;       // batch-invariant: the grain of chunks (Chunks)
   int slot_value_bytes = 0;  // of partial_values, a slot
   int slot_row_bytes = 0;    // of partial_rows, a slot
   int fixed_shared_bytes = 0;

@@ -52,7 +52,7 @@ class Producer {
     const bool idle = own_ && static_cast<int>(blockIdx.x) >= own_stretches_;
     Line lean_line = line;  // a second time for what most calls use: half the instructions
     lean_line.policy = Policy::kLean;
-    const Line any_line = chunked_line(line);
+    const Line any_line = chunked_line<C>(line, p_);
     const bool lean = line.policy == Policy::kLean && !has_chunks<C>(p_);
     while (!idle && (own_ || (lean ? next_segment(lean_line, cursor, segment) : next_segment(any_line, cursor, segment)))) {
       locate(line, segment);
@@ -65,14 +65,15 @@ class Producer {
       if (!ends_output(segment)) end = (first_tile + segment.tile_end) * kTile;
       int begin = end;  // of a stretch without a tile
       if (segment.tile_begin < segment.tiles) begin = max_of((first_tile + segment.tile_begin) * kTile, first_token);
-      int chunk = 0, chunk_tile_end = 0, border = end;  // no stage has tokens of two chunks
+      Chunks chunks;
+      int chunk = 0, border = end;  // no stage has tokens of two chunks
       const auto next_border = [&] {
-        chunk_tile_end += chunk;
-        border = chunk_tile_end < segment.tile_end ? (first_tile + chunk_tile_end) * kTile : end;
+        const int tile = chunks.begin(++chunk);
+        border = tile < segment.tile_end ? (first_tile + tile) * kTile : end;
       };
       if (has_chunks<C>(p_)) {
-        chunk = output_chunk_tiles(any_line, segment.tiles);
-        chunk_tile_end = segment.tile_begin;
+        chunks = output_chunks(any_line, segment.tiles);
+        chunk = chunks.of(segment.tile_begin);
         next_border();
       }
       Stage stage;
@@ -84,9 +85,10 @@ class Producer {
         const int stage_end = stage.token_begin + stage.tokens;
         stage.flags = (stage.token_begin == begin ? Stage::kFirst : 0) | (stage_end >= end ? Stage::kLast : 0) |
                       (has_chunks<C>(p_) && stage_end >= border ? Stage::kChunkEnd : 0) |
-                      (stage.tokens < C::kTokens || stage_end > plain.end || stage.token_begin < plain.begin ? Stage::kMasked : 0);
+                      (stage.tokens < C::kTokens || stage_end > plain.seen_end ? Stage::kMasked : 0) |
+                      (has_rules<C>(p_) && (stage_end > plain.end || stage.token_begin < plain.begin) ? Stage::kRuled : 0);
         load_kv(stage, base, segment.seq);
-        if (stage.flags & Stage::kFirst) load_segment(line, segment, cursor, cut, chunk);
+        if (stage.flags & Stage::kFirst) load_segment(line, segment, cursor, cut, chunks);
         if (tid_ == 0) shared_.stages[slot_] = stage;
         arrive();
         stage.token_begin = stage_end;
@@ -110,7 +112,7 @@ class Producer {
     own.output_stretches = p_.line.output_stretches;
     own.cluster_stretches = p_.line.cluster_stretches;
     own.cu_seqlens_q = nullptr;
-    own = chunked_line(own);
+    own = chunked_line<C>(own, p_);
     const int seq = blockIdx.z;
     const SeqLens lens = seq_lens(own, seq);
     const int tiles = seq_tiles(own, lens);
@@ -126,7 +128,7 @@ class Producer {
   // Once, before the first arrival at a barrier: the consumers have initialised them.
   __device__ __forceinline__ void meet_consumers() {
     if (line_clusters()) ptx::cluster_arrive();
-    ptx::named_barrier(kStartBarrier, C::kThreads);
+    ptx::named_barrier_anywhere(kStartBarrier, C::kThreads);
   }
 
   // The stretch where the line is cut across outputs, and the KV head whose line it is.
@@ -138,27 +140,20 @@ class Producer {
     return stretch_;
   }
 
-  // Tokens of a seq that every row sees and in which no rule of rules.cuh has a say.
+  // Tokens of a seq up to which every row sees all, and between which no rule of rules.cuh has a say.
   struct PlainTokens {
+    int seen_end;
     int begin;
     int end;
   };
   __device__ __forceinline__ PlainTokens plain_tokens(const SeqLens& lens) const {
-    PlainTokens plain{0, lens.kv_len - (p_.causal ? lens.q_len - 1 : 0)};
+    PlainTokens plain{lens.kv_len - (p_.causal ? lens.q_len - 1 : 0), 0, lens.kv_len};
     if (has_rules<C>(p_)) {
       if (p_.line.window_left >= 0) plain.begin = lens.kv_len - 1 - p_.line.window_left;
-      if (p_.tree_mask != nullptr) plain.end = min_of(plain.end, lens.kv_len - lens.q_len);
+      if (p_.tree_mask != nullptr) plain.end = lens.kv_len - lens.q_len;
       if (p_.softcap_log2 > 0.0f || p_.alibi_slopes != nullptr) plain.end = -1;
     }
     return plain;
-  }
-
-  // The line of the schedule with the chunks that there are.
-  __device__ __forceinline__ Line chunked_line(const Line& fixed) const {
-    Line line = fixed;
-    line.chunk_tiles = has_chunks<C>(p_) ? C::kTokens / kTile : 0;
-    line.chunks_grow = true;
-    return line;
   }
 
   // The segment's KV head and row block.
@@ -191,7 +186,8 @@ class Producer {
   }
 
   // Q and what the consumers need to know of the segment: behind the first copies of K and V, which everything waits for.
-  __device__ __forceinline__ void load_segment(const Line& line, const Segment& segment, const Cursor& cursor, const Cut& cut, int chunk) {
+  __device__ __forceinline__ void load_segment(const Line& line, const Segment& segment, const Cursor& cursor, const Cut& cut,
+                                               const Chunks& chunks) {
     SegmentInfo info;
     info.seq = segment.seq;
     info.q_head = kv_head_ * p_.group;
@@ -219,17 +215,17 @@ class Producer {
       info.part = static_cast<int>(stretch_ - list.first);
       info.first_stretch = static_cast<int>(list.first) + (line.head_order == HeadOrder::kAlong ? 0 : head_ * line.workers);
     }
-    if (has_chunks<C>(p_)) describe_chunks(line, segment, cursor, cut, chunk, info);
+    if (has_chunks<C>(p_)) describe_chunks(line, segment, cursor, cut, chunks, info);
     if (tid_ == 0) shared_.segments[segment_slot_] = info;
   }
 
-  // Batch-invariant, `chunk` tiles a chunk: what the consumers need to find the output's nodes (tree.cuh).
-  __device__ void describe_chunks(const Line& line, const Segment& segment, const Cursor& cursor, const Cut& cut, int chunk,
+  // Batch-invariant: what the consumers need to find the output's nodes (tree.cuh).
+  __device__ void describe_chunks(const Line& line, const Segment& segment, const Cursor& cursor, const Cut& cut, const Chunks& of_output,
                                   SegmentInfo& info) const {
     SegmentChunks& chunks = info.chunks;
-    chunks.all = ceil_div(segment.tiles, chunk);
-    chunks.begin = segment.tile_begin / chunk;
-    chunks.end = ceil_div(segment.tile_end, chunk);
+    chunks.all = of_output.count;
+    chunks.begin = of_output.of(segment.tile_begin);
+    chunks.end = of_output.of(segment.tile_end - 1) + 1;
     chunks.tiles = segment.tiles;
     chunks.first_of_line = 0;
     chunks.output_unit = 0;

@@ -20,7 +20,7 @@ struct Work {
   std::int64_t tiles = 0;       // of the longest output
   std::int64_t tile_bytes = 0;  // of K and V
   int blocks = 0;               // at most so many, one a multiprocessor
-  int chunk_tiles = 0;          // batch-invariant: the least tiles of a chunk (Line::chunks_grow), and clusters are powers of two; else 0
+  int chunk_tiles = 0;          // batch-invariant: the grain of growing chunks (Chunks), and clusters are powers of two; else 0
   // Clusters of n blocks that run at the same time, by n; 0: none. [1] is not used.
   std::array<int, kMaxCluster + 1> clusters{};
 };
@@ -44,13 +44,10 @@ inline double bytes_of(const Work& work) {
   return static_cast<double>(work.outputs) * static_cast<double>(work.tiles) * static_cast<double>(work.tile_bytes);
 }
 
+inline int bound_tiles(const Work& work) { return static_cast<int>(std::min<std::int64_t>(work.tiles, 1 << 30)); }
+
 // Batch-invariant: chunks of the longest output.
-inline int bound_chunks(const Work& work) {
-  Line line;
-  line.chunk_tiles = work.chunk_tiles;
-  line.chunks_grow = true;
-  return output_chunks(line, static_cast<int>(std::min<std::int64_t>(work.tiles, 1 << 30)));
-}
+inline int bound_chunks(const Work& work) { return make_chunks(bound_tiles(work), work.chunk_tiles, true).count; }
 
 // Time to read all of it on all blocks.
 inline double reading_us(const Work& work) {
@@ -69,9 +66,9 @@ inline double across_us(const Work& work) {
 
 // Estimated time of a call whose outputs have stretches of their own: `joined` clusters of `cluster` blocks each.
 inline double own_cut_us(const Work& work, int cluster, std::int64_t joined) {
-  constexpr double kLoneBlockBytesPerUs = 60e3;
-  constexpr double kClusterUs = 1.0, kRankUs = 0.03, kJoinUs = 1.3, kJoinBatchUs = 0.4;
-  constexpr double kUnevenClusterUs = 0.3;  // of a size that is no power of two: slices and stretches come out uneven
+  constexpr double kLoneBlockBytesPerUs = 55e3, kTileUs = 0.41, kChunkUs = 0.5;  // of a block that memory does not hold up
+  constexpr double kClusterUs = 1.0, kRankUs = 0.03, kJoinUs = 1.3, kJoinBatchUs = 0.4, kJoinNodesUs = 1.2;
+  constexpr double kUnevenClusterUs = 0.5;  // of a size that is no power of two: slices and stretches come out uneven
   std::int64_t stretches = cluster * joined;
   if (work.chunk_tiles > 0) {  // each is a node of the merge tree, of 1, 2, 4 … chunks
     stretches =
@@ -79,10 +76,13 @@ inline double own_cut_us(const Work& work, int cluster, std::int64_t joined) {
   }
   const double blocks = static_cast<double>(work.outputs * stretches);
   const double stretch_bytes = bytes_of(work) / blocks;  // tiles are a bound, so how they divide says nothing
-  double us = std::max(reading_us(work) / streaming(blocks / work.blocks), stretch_bytes / kLoneBlockBytesPerUs);
+  const double stretch_tiles = static_cast<double>(work.tiles) / static_cast<double>(stretches);
+  double block_us = std::max(stretch_bytes / kLoneBlockBytesPerUs, stretch_tiles * kTileUs);
+  if (work.chunk_tiles > 0) block_us += kChunkUs * bound_chunks(work) / static_cast<double>(stretches);
+  double us = std::max(reading_us(work) / streaming(blocks / work.blocks), block_us);
   if (cluster > 1) us += kClusterUs + kRankUs * cluster;
   if (!std::has_single_bit(static_cast<unsigned>(cluster))) us += kUnevenClusterUs;
-  if (joined > 1) us += kJoinUs + kJoinBatchUs * static_cast<double>((joined - 1) / kJoinBatch);
+  if (joined > 1) us += kJoinUs + (work.chunk_tiles > 0 ? kJoinNodesUs : kJoinBatchUs) * static_cast<double>((joined - 1) / kJoinBatch);
   return us;
 }
 
@@ -92,14 +92,13 @@ inline std::int64_t most_joined(const Work& work, int cluster) {
   const std::int64_t room = cluster == 1 ? work.blocks : std::min(work.clusters[cluster], work.blocks / cluster);
   if (work.outputs > room) return 0;
   if (cluster == 1) return 1;  // alone, a block has nobody to merge with
-  const int tiles = static_cast<int>(std::min<std::int64_t>(work.tiles, 1 << 30));
   Line line;
+  line.chunk_tiles = work.chunk_tiles;
+  line.chunks_grow = true;
   line.output_stretches = static_cast<int>(cluster * (room / work.outputs));
   line.cluster_stretches = cluster;
   line.join_cost_tiles = kJoinCostTiles;
-  if (work.chunk_tiles == 0) return own_stretches(line, tiles) / cluster;
-  // Not what a length of exactly the bound would use: how an output's chunks divide among stretches says nothing for other lengths.
-  return std::min<std::int64_t>(own_stretches(line, tiles) / cluster, (bound_chunks(work) + cluster - 1) / cluster);
+  return own_stretches(line, bound_tiles(work)) / cluster;
 }
 
 inline OwnCut own_cut(const Work& work) {

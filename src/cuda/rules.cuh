@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Masks and logit rules beyond causal: soft-cap, ALiBi, window, tree. Products of a stage become logits in log2 units; −inf where the row
-// does not see the token. Only stages with Stage::kMasked come here (plain_tokens in load.cuh); the end of the seq and causal are masked
+// does not see the token. Only stages with Stage::kRuled come here (plain_tokens in load.cuh); the end of the seq and causal are masked
 // in `weights`.
 #pragma once
 

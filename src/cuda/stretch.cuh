@@ -18,14 +18,23 @@ __device__ __forceinline__ Line fixed_line(const Line& line) {
   if (!C::kFull) {
     fixed.policy = Policy::kLean;
     fixed.cu_seqlens_q = nullptr;
-    fixed.window_left = -1;
-    fixed.most_kv_len = fixed.most_q_len = 0x7fffffff;
+    if (C::kFeatures != Features::kRules) fixed.window_left = -1;
+    if (C::kFeatures != Features::kChecked) fixed.most_kv_len = fixed.most_q_len = 0x7fffffff;
   }
   fixed.seq_units = nullptr;
   fixed.output_stretches = 0;
   fixed.cluster_stretches = 1;
   fixed.runs = true;
   return fixed;
+}
+
+// The same with the chunks that there are.
+template <class C>
+__device__ __forceinline__ Line chunked_line(const Line& fixed, const Params& p) {
+  Line line = fixed;
+  line.chunk_tiles = has_chunks<C>(p) ? C::kChunkTiles : 0;
+  line.chunks_grow = true;
+  return line;
 }
 
 // Whether all outputs are to have their own stretches, decided from the lengths by all producer threads together: the same in every block.

@@ -141,7 +141,7 @@ __device__ __forceinline__ void weights(float (&sums)[C::kParts][C::kRowTiles][2
                                         int warp, int lane) {
   using E = Element<typename C::T>;
   unsigned char* const p_at = reinterpret_cast<unsigned char*>(shared.weights[group]);
-  const float to_log2 = stage.flags & Stage::kMasked && has_rules<C>(p) ? 1.0f : p.scale_log2;
+  const float to_log2 = has_rules<C>(p) && stage.flags & Stage::kRuled ? 1.0f : p.scale_log2;
 #pragma unroll
   for (int i = 0; i < C::kLaneRows; ++i) {
     const int tile = i / C::kHalves, half = i % C::kHalves;

@@ -147,11 +147,7 @@ template <class C>
 class NodeWalk {
  public:
   __device__ __forceinline__ NodeWalk(const SegmentInfo& info, const Params& p, const Cut& cut, int consumer_warp, int lane)
-      : info_(info), p_(p), cut_(cut), consumer_warp_(consumer_warp), lane_(lane), line_(fixed_line<C>(p.line)) {
-    line_.chunk_tiles = C::kTokens / kTile;
-    line_.chunks_grow = true;
-    chunk_ = output_chunk_tiles(line_, info.chunks.tiles);
-  }
+      : info_(info), p_(p), cut_(cut), consumer_warp_(consumer_warp), lane_(lane), line_(chunked_line<C>(fixed_line<C>(p.line), p)) {}
 
   // The next node's place and index on its level; false behind the last.
   __device__ __forceinline__ bool next(SlotPlace& place, int& index) {
@@ -180,9 +176,10 @@ class NodeWalk {
       return tile_at(line_, info_.chunks.tiles, stretch_begin(cut_, info_.chunks.first_of_line + border) - info_.chunks.output_unit);
     };
     const int begin = tile(stretch), end = tile(stretch + 1);
-    if (begin == end) return;  // such a one may lie behind the last tile, which ends its chunk early
-    lane_begin_ = begin / chunk_;
-    lane_end_ = ceil_div(end, chunk_);
+    if (begin == end) return;  // it may lie behind the last tile
+    const Chunks chunks = output_chunks(line_, info_.chunks.tiles);
+    lane_begin_ = chunks.of(begin);
+    lane_end_ = chunks.of(end - 1) + 1;
   }
 
   const SegmentInfo& info_;
@@ -190,7 +187,6 @@ class NodeWalk {
   const Cut& cut_;
   const int consumer_warp_, lane_;
   Line line_;
-  int chunk_ = 1;
   int stretch_ = -1;  // of the output
   int lane_begin_ = 0, lane_end_ = 0;
   int begin_ = 0, end_ = 0, slot_ = 0, nodes_ = 0;

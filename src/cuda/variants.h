@@ -7,10 +7,12 @@ namespace leanattn::cuda {
 
 // What a variant has code for. A short call waits for its instructions, which come from cold memory: those of features that it does not
 // use cost it a tenth to a third of its time (docs/kernel.md). So one variant in full serves every call, and others serve the calls
-// without features (is_plain in views.h says which those are), where the device has clusters of blocks.
+// that ask for one feature or none (needed_features in views.h), where the device has clusters of blocks.
 enum class Features {
   kPlain,      // none
   kInvariant,  // the batch-invariant option, always
+  kChecked,    // the check_data option, always
+  kRules,      // window, tree, soft-cap, ALiBi and sinks, as run-time values
   kFull,       // all, as run-time values
 };
 
@@ -23,11 +25,12 @@ struct Variant {
 // A call takes, of the features that serve it, the first that holds its head_dim and head_dim_v and the rows of its longest seq, or several
 // row blocks of the largest. Registers hold Õ of no more than 32 rows of 256 columns.
 constexpr Variant kVariants[] = {
-    {64, 8, Features::kPlain},     {64, 16, Features::kPlain},     {64, 32, Features::kPlain}, {64, 64, Features::kPlain},
-    {96, 8, Features::kPlain},     {96, 32, Features::kPlain},     {128, 8, Features::kPlain}, {128, 16, Features::kPlain},
-    {128, 32, Features::kPlain},   {128, 64, Features::kPlain},    {256, 8, Features::kPlain}, {256, 32, Features::kPlain},
-    {64, 8, Features::kInvariant}, {128, 8, Features::kInvariant}, {64, 8, Features::kFull},   {64, 16, Features::kFull},
-    {64, 64, Features::kFull},     {128, 8, Features::kFull},      {128, 16, Features::kFull}, {128, 64, Features::kFull},
+    {64, 8, Features::kPlain},     {64, 16, Features::kPlain},     {64, 32, Features::kPlain},  {64, 64, Features::kPlain},
+    {96, 8, Features::kPlain},     {96, 32, Features::kPlain},     {128, 8, Features::kPlain},  {128, 16, Features::kPlain},
+    {128, 32, Features::kPlain},   {128, 64, Features::kPlain},    {256, 8, Features::kPlain},  {256, 32, Features::kPlain},
+    {64, 8, Features::kInvariant}, {128, 8, Features::kInvariant}, {64, 8, Features::kChecked}, {128, 8, Features::kChecked},
+    {64, 8, Features::kRules},     {128, 8, Features::kRules},     {64, 8, Features::kFull},    {64, 16, Features::kFull},
+    {64, 64, Features::kFull},     {128, 8, Features::kFull},      {128, 16, Features::kFull},  {128, 64, Features::kFull},
     {256, 8, Features::kFull},     {256, 32, Features::kFull},
 };
 

@@ -10,6 +10,7 @@
 #include <limits>
 
 #include "cuda/params.h"
+#include "cuda/variants.h"
 #include "problem_view.h"
 
 namespace leanattn::cuda {
@@ -60,14 +61,22 @@ inline void set_views(Params& p, const Problem& problem) {
   p.general = std::min({p.q.access_bytes, p.k.access_bytes, p.v.access_bytes}) < 16 || is_long(p.k) || is_long(p.v);
 }
 
-// Whether variants that are not in full (variants.h) serve the call where they have its head_dim: the lean policy, q_len new tokens of
-// every seq, causal or not, rows aligned to 16 bytes, and no rule but the scale.
-inline bool is_plain(const Problem& problem, const Options& options) {
+// Which variants have code for all that a call asks for (variants.h), where they have its head_dim. Without any feature a call has the
+// lean policy, q_len new tokens of every seq, causal or not, rows aligned to 16 bytes, and no rule but the scale.
+inline Features needed_features(const Problem& problem, const Options& options) {
   Params p;
   set_views(p, problem);
-  return head_dim_v(problem) == problem.head_dim && !p.general && p.o.access_bytes >= 4 && options.policy == Policy::kLean &&
-         !options.check_data && problem.cu_seqlens_q == nullptr && problem.window_left < 0 && problem.tree_mask == nullptr &&
-         problem.softcap == 0.0f && problem.alibi_slopes == nullptr && problem.sinks == nullptr;
+  if (head_dim_v(problem) != problem.head_dim || p.general || p.o.access_bytes < 4 || options.policy != Policy::kLean ||
+      problem.cu_seqlens_q != nullptr) {
+    return Features::kFull;
+  }
+  const bool rules = problem.window_left >= 0 || problem.tree_mask != nullptr || problem.softcap > 0.0f ||
+                     problem.alibi_slopes != nullptr || problem.sinks != nullptr;
+  if (int{rules} + int{options.batch_invariant} + int{options.check_data} > 1) return Features::kFull;
+  return rules                     ? Features::kRules
+         : options.batch_invariant ? Features::kInvariant
+         : options.check_data      ? Features::kChecked
+                                   : Features::kPlain;
 }
 
 }  // namespace leanattn::cuda
