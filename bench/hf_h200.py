@@ -9,8 +9,8 @@ Prints and appends JSON lines, one a measurement, each as soon as it is there; a
 
   floor      reading the bytes of the weights, of K and V, and of both, and nothing else: by PROGRAM (usage: PROGRAM BYTES…, JSON lines with
              bytes and us), else by summing them in PyTorch
-  leanattn   batch 1, contexts of 128K, 32K and 8K: a token, the attention alone, the matrix products alone, and where a token's time goes,
-             by kernel
+  leanattn   batch 1, contexts of 128K, 32K and 8K, the model fused (leanattn.hf.fuse): a token, its layers with and without their
+             attention, the attention alone, the matrix products alone, and where a token's time goes, by kernel
   ragged     batch 16, the contexts of data/mooncake_sample.jsonl, left-padded
   flex, sdpa transformers' own implementations at the first context, compiled the same way, with transformers' StaticCache
 
@@ -20,6 +20,7 @@ A part does not start after SECONDS (default 300). --tiny: a small model and sho
 import argparse
 import collections
 import datetime
+import gc
 import inspect
 import itertools
 import json
@@ -30,6 +31,7 @@ import subprocess
 import sys
 import time
 import traceback
+import unittest.mock
 
 import torch
 import torch._inductor.config as inductor
@@ -49,12 +51,17 @@ LLAMA_3_8B = {
     "tie_word_embeddings": False,
 }  # fmt: skip
 TINY = LLAMA_3_8B | {
-    "hidden_size": 256,
-    "intermediate_size": 512,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 2,
+    "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "num_attention_heads": 8, "num_key_value_heads": 2,
     "vocab_size": 1024,
+}  # fmt: skip
+
+KINDS = {  # of kernels, by what their names hold
+    "attention": ("leanattn::cuda",),
+    "products with norm, activation, residual": ("_product_kernel",),
+    "rotation and write to the cache": ("_place_kernel",),
+    "products, library": ("gemv", "gemm", "cutlass", "nvjet", "splitK"),
+    "reductions": ("triton_red", "triton_per"),
+    "copies": ("Memcpy", "Memset", "memcpy", "memset"),
 }
 
 
@@ -180,7 +187,9 @@ class Bench:
 
     def floor(self):
         weights, kv = self.weight_bytes(), [self.kv_bytes(context) for context in self.contexts]
-        sizes = sorted({weights, *kv, *(weights + part for part in kv), self.kv_bytes(sum(self.lens))})
+        layers = self.config.num_hidden_layers
+        kv.append(self.kv_bytes(sum(self.lens)))
+        sizes = sorted({weights, *kv, *(weights + part for part in kv), *(part // layers for part in kv)})
         if self.arguments.floor:
             said = subprocess.run([self.arguments.floor, *map(str, sizes)], capture_output=True, text=True, check=True)
             for size, line in zip(sizes, said.stdout.splitlines(), strict=True):
@@ -191,13 +200,8 @@ class Bench:
                 self.floors[size] = statistics.median(self.time_ms(lambda memory=memory: memory.sum(dtype=torch.int64), 5))
                 del memory
         for size in sizes:
-            self.say(
-                part="floor",
-                by=self.arguments.floor or "torch.sum",
-                bytes=size,
-                ms=self.floors[size],
-                gb_per_s=size / self.floors[size] / 1e6,
-            )
+            rate = size / self.floors[size] / 1e6
+            self.say(part="floor", by=self.arguments.floor or "torch.sum", bytes=size, ms=self.floors[size], gb_per_s=rate)
 
     # --- decode steps
 
@@ -225,21 +229,15 @@ class Bench:
     def token(self, part, step, tokens, context, **more):
         """Times steps that see `tokens` tokens of K and V together."""
         start = time.monotonic()
-        for _ in range(3):
+        for _ in range(3):  # compiles, warms up, records
             step()
         self.synchronize()
         compile_s = time.monotonic() - start
         times = percentiles(self.time_ms(step, self.steps))
         nbytes = self.weight_bytes() + self.kv_bytes(tokens)
         floor = self.floor_ms(nbytes)
-        record = {
-            "context": context,
-            "ms_per_token": times["median"],
-            "p10": times["p10"],
-            "p90": times["p90"],
-            "bytes": nbytes,
-            "floor_ms": floor,
-        }
+        record = {"context": context, "ms_per_token": times["median"], "p10": times["p10"], "p90": times["p90"], "bytes": nbytes}
+        record["floor_ms"] = floor
         self.say(part=part, what="token", **record, over_floor=times["median"] / floor, first_steps_s=compile_s, **more)
 
     def attention_alone(self, part, cache, batch, tokens, context, bounds):
@@ -251,14 +249,12 @@ class Bench:
 
         times = percentiles(self.time_ms(self.graphed(call), self.steps))
         floor = self.floor_ms(self.kv_bytes(tokens))
-        record = {
-            "context": context,
-            "ms_per_token": times["median"],
-            "p10": times["p10"],
-            "p90": times["p90"],
-            "bytes": self.kv_bytes(tokens),
-        }
-        self.say(part=part, what="attention alone", **record, floor_ms=floor, over_floor=times["median"] / floor)
+        record = {"context": context, "ms_per_token": times["median"], "p10": times["p10"], "p90": times["p90"]}
+        record["bytes"] = self.kv_bytes(tokens)
+        layers = self.config.num_hidden_layers
+        apart = layers * self.floor_ms(self.kv_bytes(tokens) // layers)  # as many kernels that read a layer each
+        record |= {"floor_ms": floor, "over_floor": times["median"] / floor}
+        self.say(part=part, what="attention alone", **record, floor_by_layer_ms=apart, over_floor_by_layer=times["median"] / apart)
 
     def check(self, part, cache, batch, bounds):
         """The first layer's attention against float64 on the same numbers, and what SDPA's mathematics in this precision is off."""
@@ -277,16 +273,34 @@ class Bench:
             naive = max(naive, (theirs[0, :, 0].double() - right[0, :, 0]).abs().max().item())
         self.say(part=part, what="check", error=worst, naive_error=naive, right=worst <= 2 * naive + 2**-9)
 
-    def products_alone(self, batch):
+    def products_alone(self, batch, part="leanattn"):
         """The matrix products of a token as PyTorch's library does them, back to back in a graph."""
         linears = [module for module in self.model.modules() if isinstance(module, torch.nn.Linear)]
         inputs = {n: torch.randn(batch, n, device=self.device).to(self.model.dtype) for n in {m.in_features for m in linears}}
         times = percentiles(self.time_ms(self.graphed(lambda: [m(inputs[m.in_features]) for m in linears]), self.steps))
         floor = self.floor_ms(self.weight_bytes())
-        self.say(part="leanattn", what="matrix products alone, F.linear", batch=batch, ms_per_token=times["median"], floor_ms=floor,
+        self.say(part=part, what="matrix products alone, F.linear", batch=batch, ms_per_token=times["median"], floor_ms=floor,
                  over_floor=times["median"] / floor)  # fmt: skip
 
-    def where(self, step, context):
+    def layers_alone(self, cache, context):
+        """The layers of a token as one graph of their own, with their attention and without: the difference is its part of a token."""
+        position = self.model.model.rotary_emb(self.hidden, torch.full((1, 1), context, device=self.device))
+        bounds = self.bounds_of(context, 1)
+        name = "cache" if "cache" in inspect.signature(type(self.model.model.layers[0]).forward).parameters else "past_key_values"
+
+        def call():
+            hidden = self.hidden
+            for layer in self.model.model.layers:
+                hidden = layer(hidden, attention_mask=bounds, position_embeddings=position, **{name: cache})
+
+        whole = statistics.median(self.time_ms(self.graphed(call), self.steps))
+        with unittest.mock.patch.object(leanattn._hf_fused, "_attend", lambda *_: None):
+            rest = statistics.median(self.time_ms(self.graphed(call), self.steps))
+        floor = self.floor_ms(self.kv_bytes(context))
+        self.say(part="leanattn", what="layers", context=context, ms_per_token=whole, without_attention_ms=rest,
+                 attention_ms=whole - rest, attention_floor_ms=floor, attention_over_floor=(whole - rest) / floor)  # fmt: skip
+
+    def where(self, part, step, context):
         """Time on the GPU by kind of kernel, a token, and the gaps between kernels."""
         rounds = 4
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
@@ -299,12 +313,7 @@ class Bench:
             if event.device_type != torch.autograd.DeviceType.CUDA:
                 continue
             name, elapsed_ms = event.name, event.time_range.elapsed_us() / rounds / 1e3
-            kind = "attention" if "decode_kernel" in name or "leanattn" in name else "copies" if "mem" in name.lower()[:6] else None
-            kind = kind or (
-                "products, library" if any(word in name for word in ("gemv", "gemm", "cutlass", "nvjet", "splitK")) else "other kernels"
-            )
-            if name.startswith(("triton_red", "triton_per")):
-                kind = "reductions (fused products, norms)"
+            kind = next((kind for kind, words in KINDS.items() if any(word in name for word in words)), "other kernels")
             kinds[kind] += elapsed_ms
             counts[kind] += 1
             names[name[:80]] += elapsed_ms
@@ -314,15 +323,16 @@ class Bench:
             "kernels": {k: v // rounds for k, v in counts.items()},
             "slowest_ms": dict(names.most_common(12)),
         }
-        self.say(
-            part="leanattn", what="where a token's time goes, profiled", context=context, span_ms=(end - begin) / rounds / 1e3, **record
-        )
+        self.say(part=part, what="where a token's time goes, profiled", context=context, span_ms=(end - begin) / rounds / 1e3, **record)
 
     def bounds_of(self, lens, batch):
         return torch.full((1, 1, 1, batch), lens, dtype=torch.int32, device=self.device)
 
     def leanattn(self):
         self.products_alone(1)
+        fused = self.cuda and not self.arguments.unfused
+        if fused:
+            leanattn.hf.fuse(self.model)
         cache = leanattn.hf.KVCache(self.config, max_len=self.contexts[0] + ROOM)
         fill(cache, self.model, 1, self.contexts[0])
         step, _ = self.stepper(cache, 1, None)
@@ -330,11 +340,10 @@ class Bench:
             fill(cache, self.model, 1, context)
             self.token("leanattn", step, context, context, batch=1)
             if self.cuda:
-                try:
-                    self.where(step, context)
-                except Exception as error:  # the figures without it stand
-                    self.say(part="leanattn", what="where a token's time goes, profiled", error=f"{type(error).__name__}: {error}"[:600])
+                self.where("leanattn", step, context)
             self.attention_alone("leanattn", cache, 1, context, context, self.bounds_of(context, 1))
+            if fused:
+                self.layers_alone(cache, context)
         self.check("leanattn", cache, 1, self.bounds_of(self.contexts[-1], 1))
 
     def ragged(self):
@@ -352,9 +361,11 @@ class Bench:
         step, state = self.stepper(cache, batch, bounds, bump)
         state["position_ids"] = lens[:, None].long()
         self.token("ragged", step, sum(self.lens), self.lens, batch=batch)
+        if self.cuda:
+            self.where("ragged", step, self.lens)
         self.attention_alone("ragged", cache, batch, sum(self.lens), self.lens, bounds)
         self.check("ragged", cache, batch, bounds)
-        self.products_alone(batch)
+        self.products_alone(batch, "ragged")
 
     def own(self, implementation):
         """transformers' own attention, on its own cache."""
@@ -380,6 +391,7 @@ class Bench:
         self.lens = self.ragged_contexts()
         start = time.monotonic()
         self.model = make_model(self.config, self.device)
+        self.hidden = torch.randn(1, 1, self.config.hidden_size, device=self.device).to(self.model.dtype)
         self.synchronize()
         self.say(part="model", parameters=sum(p.numel() for p in self.model.parameters()), made_in_s=time.monotonic() - start)
         for part in ("floor", "leanattn", "ragged", "flex", "sdpa"):
@@ -395,18 +407,19 @@ class Bench:
                 traceback.print_exc()
                 self.say(part=part, error=f"{type(error).__name__}: {error}"[:600])
             torch.compiler.reset()
+            gc.collect()
             if self.cuda:
                 torch.cuda.empty_cache()
 
     def ragged_contexts(self):
-        """16 contexts of the trace, the longest as long as 16 of them fit in 75 GB."""
+        """16 contexts of the trace, none longer than lets 16 of the longest fit in 110 GB: left padding takes that much memory."""
         if self.arguments.tiny:
             return [64, 17, 50, 33]
         trace = pathlib.Path(__file__).parents[1] / "data" / "mooncake_sample.jsonl"
         requests = [json.loads(line) for line in trace.read_text(encoding="utf-8").splitlines()]
-        fits = 75 * 10**9 // self.kv_bytes(1) // 16 - ROOM
+        fits = 110 * 10**9 // self.kv_bytes(1) // 16 - ROOM
         lens = [r["input_length"] + r["output_length"] // 2 for r in requests]
-        return [n for n in lens if n <= fits][:16]
+        return [min(n, fits) for n in lens][:16]
 
 
 def commit():
@@ -421,13 +434,12 @@ def main():
     parser.add_argument("--budget", type=float, default=300, help="seconds after which no part starts")
     parser.add_argument("--only", help="parts, with commas; the floor is always there")
     parser.add_argument("--tiny", action="store_true")
-    parser.add_argument(
-        "--plain", action="store_true", help="products by PyTorch's library; default: fused into reductions where rows are few"
-    )
+    parser.add_argument("--tune", action="store_true", help="coordinate descent: PyTorch turns products of one row into reductions")
+    parser.add_argument("--unfused", action="store_true", help="without leanattn.hf.fuse")
     parser.add_argument("--commit", help="what is measured, where git does not know it")
     arguments = parser.parse_args()
     leanattn.hf.register()
-    inductor.coordinate_descent_tuning = not arguments.plain
+    inductor.coordinate_descent_tuning = arguments.tune
     Bench(arguments).run()
 
 

@@ -64,7 +64,7 @@ only_in 'inline assembly' '(^|[^[:alnum:]_.])(asm|__asm__?)([[:space:]]*\(|[[:sp
 only_in 'SIMD' '#[ ]*include[ ]*[<"]([a-z0-9]*intrin\.h|arm_(neon|sve)\.h|hwy/)|_mm[0-9]*_[a-z]' 'src/cpu/|tools/floor_read\.cpp'
 only_in 'an environment variable' '[^_[:alnum:]]getenv[ ]*\(' 'src/attention\.cpp|tests/'
 only_in 'torch' '#[ ]*include[ ]*[<"](torch|ATen|c10)/' 'python/'
-only_in 'importing torch' '^(import|from) torch' 'python/leanattn/(ops|hf|_hf_cache)\.py|python/tests/|bench/|examples/'
+only_in 'importing torch' '^(import|from) torch' 'python/leanattn/(ops|hf|_hf_cache|_hf_fused)\.py|python/tests/|bench/|examples/'
 only_in 'NCCL' '#[ ]*include[ ]*[<"]nccl' 'src/dist/'
 # A kernel that a call overlaps with (programmatic launch) may have written what these would read.
 only_in 'a load for read-only data' '__ldg[ ]*\(|ld\.global\.nc' 'tools/|tests/'

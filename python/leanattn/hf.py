@@ -9,6 +9,7 @@
 Decode steps (up to 64 new tokens behind cached ones) go to torch.ops.leanattn.decode, in place and through the strides that they have;
 prompts, training and whatever the kernel does not take go to PyTorch's scaled_dot_product_attention, or, with sinks or a soft-cap, which
 that does not know, to the same computation written out. Any cache of transformers works; KVCache is the one that copies nothing.
+fuse(model) makes the other kernels of a Llama's decode step few as well.
 
 Under torch.compile a padding mask is taken as left padding, unseen; elsewhere it is looked at, and others go to PyTorch.
 """
@@ -24,8 +25,9 @@ from transformers.masking_utils import causal_mask_function, sdpa_mask
 
 from . import ops as ops
 from ._hf_cache import DECODE_TOKENS, KVCache
+from ._hf_fused import fuse
 
-__all__ = ["KVCache", "attention", "mask", "register"]
+__all__ = ["KVCache", "attention", "fuse", "mask", "register"]
 
 # Rows of a prompt whose logits are held at a time, where attention is written out.
 _CHUNK = 256
@@ -136,8 +138,6 @@ def _takes(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:
         return False
     if any(d % 8 or not 32 <= d <= 256 for d in (query.shape[-1], value.shape[-1])) or query.device.type not in ("cpu", "cuda"):
         return False
-    if query.is_cuda and query.shape[-1] != value.shape[-1]:
-        return False
     strided = all(tensor.stride(-1) == 1 for tensor in (query, key, value))
     return strided and not (torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad))
 
@@ -158,8 +158,7 @@ def _decode(query: Any, key: Any, value: Any, bounds: Any, window_left: int, sca
     batch, n = key.shape[:2]
     starts = torch.arange(batch, dtype=torch.int32, device=first.device) * apart[0] + first
     total = (batch - 1) * apart[0] + n
-    starts = torch.nn.functional.pad(starts, (1, 1))
-    starts[-1] = total
+    starts = torch.nn.functional.pad(torch.nn.functional.pad(starts, (1, 0)), (0, 1), value=total)
     key, value = (tensor.as_strided((total, *tensor.shape[2:]), tensor.stride()[1:]) for tensor in (key, value))
     query = torch.nn.functional.pad(query, (0, 0, 0, 0, 0, 0, 1, 0))
     lens = torch.nn.functional.pad(lens, (1, 0))

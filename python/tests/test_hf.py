@@ -234,3 +234,20 @@ def test_compiled_in_place():
     made = [line for text in code for line in text.splitlines() if "empty_strided" in line]
     assert any(size in text for text in code) and not any(size in line for line in made)
     assert layer.values[0, 0, 0].equal(2 * new[0, 0, 0]) and layer.values[0, 0, 1:].abs().max() == 0
+
+
+def test_fuse_leaves_other_calls_and_refuses_other_models():
+    """On the CPU nothing is fused: the same bits, and the names of the weights stay."""
+    model, _, _ = make_models("llama")
+    ids, cuts = prompt(1, 60), [50, *range(51, 61)]
+    names, right = list(model.state_dict()), run(model, ids, KVCache(model.config, 400), cuts)
+    if leanattn._hf_fused.triton is None:
+        with pytest.raises(ValueError, match="Triton"):
+            leanattn.hf.fuse(model)
+    else:
+        leanattn.hf.fuse(model)
+    assert list(model.state_dict()) == names
+    assert torch.equal(run(model, ids, KVCache(model.config, 400), cuts), right)
+    for name, words in (("qwen2", "Qwen2DecoderLayer; supported are"), ("mistral", "a sliding window")):
+        with pytest.raises(ValueError, match=words):
+            leanattn.hf.fuse(make_models(name)[0])

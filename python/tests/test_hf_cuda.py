@@ -46,19 +46,55 @@ def test_logits(name, max_len, padded):
         assert_earned(logits[0][row, padding:], logits[1][row, padding:], right)
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma3"])
-def test_cuda_graphs(name):
-    """Steps replayed as one graph give what they give one by one, at every length."""
-    lean, _, _ = models_on_gpu(name)
-    ids, cuts = prompt(2, 100).cuda(), [70, *range(71, 101)]
-    right = run(lean, ids, KVCache(lean.config, 400), cuts)
-    cache = KVCache(lean.config, 400)
-    given = cached(lean, cache)
-    whole = torch.compile(lambda ids: lean(input_ids=ids, **given).logits, fullgraph=True, mode="reduce-overhead", dynamic=False)
-    parts = [call(lean, ids[:, :70], cache)]
+def replayed(model, ids, cache, cuts):
+    """As run(), the steps as one graph."""
+    given = cached(model, cache)
+    whole = torch.compile(lambda ids: model(input_ids=ids, **given).logits, fullgraph=True, mode="reduce-overhead", dynamic=False)
+    parts = [call(model, ids[:, : cuts[0]], cache)]
     with torch.no_grad():
         for end in cuts[1:]:
             torch.compiler.cudagraph_mark_step_begin()
             parts.append(whole(ids[:, end - 1 : end].clone()).clone())
-    largest = right.abs().max().item()
-    assert (torch.cat(parts, 1) - right).abs().max().item() <= 2**-6 * largest  # fused differently: a few roundings of bfloat16
+    return torch.cat(parts, 1)
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+def test_cuda_graphs(name):
+    """Steps replayed as one graph, at every length."""
+    lean, eager, exact = models_on_gpu(name)
+    ids, cuts = prompt(2, 100).cuda(), [70, *range(71, 101)]
+    ours = replayed(lean, ids, KVCache(lean.config, 400), cuts)
+    assert_earned(ours, run(eager, ids, transformers.DynamicCache(config=eager.config), cuts), call(exact, ids, None))
+
+
+@pytest.mark.parametrize("padded", [False, True], ids=["even", "left-padded"])
+def test_values_narrower_than_keys(padded):
+    """They go to the kernel: the mask that it takes is not one that PyTorch's attention does."""
+    batch, n, lens, first = 2, 300, (300, 171) if not padded else (291, 171), (0, 0) if not padded else (9, 129)
+    q = torch.randn(batch, 8, 1, 128, device="cuda", dtype=torch.bfloat16)
+    k, v = (torch.randn(batch, n, 2, d, device="cuda", dtype=torch.bfloat16).transpose(1, 2) for d in (128, 64))
+    bounds = torch.tensor([first, lens] if padded else [lens], dtype=torch.int32, device="cuda")[:, None, None]
+    assert leanattn.hf._takes(q, k, v)
+    out = leanattn.hf.attention(None, q, k, v, bounds, scaling=0.125)[0]
+    assert out.shape == (batch, 1, 8, 64)
+    for row in range(batch):
+        seen = slice(first[row], first[row] + lens[row])
+        keys, values = (t[row, :, seen].double().repeat_interleave(4, 0) for t in (k, v))
+        right = torch.softmax(q[row].double() @ keys.transpose(1, 2) * 0.125, -1) @ values
+        assert (out[row, 0].double() - right[:, 0]).abs().max().item() <= 2**-8
+
+
+@pytest.mark.parametrize("graphs", [False, True], ids=["eager", "graphs"])
+def test_fused(graphs):
+    """fuse: a prompt and steps, one by one and replayed as one graph, within the error that eager attention has."""
+    lean, eager, exact = models_on_gpu("llama")
+    ids, cuts = prompt(1, 100).cuda(), [70, *range(71, 101)]
+    plain = run(lean, ids, KVCache(lean.config, 400), cuts)
+    assert leanattn.hf.fuse(lean) is lean
+    cache = KVCache(lean.config, 400)
+    fused = (replayed if graphs else run)(lean, ids, cache, cuts)
+    assert not torch.equal(fused[:, 70:], plain[:, 70:])  # other kernels ran
+    assert_earned(fused[0], run(eager, ids, transformers.DynamicCache(config=eager.config), cuts)[0], call(exact, ids, None)[0])
+    assert cache.get_seq_length() == 100
+    growing = run(lean, ids, KVCache(lean.config), cuts)  # goes where it went
+    assert_earned(growing[0], run(eager, ids, transformers.DynamicCache(config=eager.config), cuts)[0], call(exact, ids, None)[0])
