@@ -65,7 +65,6 @@ only_in 'SIMD' '#[ ]*include[ ]*[<"]([a-z0-9]*intrin\.h|arm_(neon|sve)\.h|hwy/)|
 only_in 'an environment variable' '[^_[:alnum:]]getenv[ ]*\(' 'src/attention\.cpp|tests/'
 only_in 'torch' '#[ ]*include[ ]*[<"](torch|ATen|c10)/' 'python/'
 only_in 'importing torch' '^(import|from) torch' 'python/leanattn/(ops|hf|_hf_cache|_hf_fused)\.py|python/tests/|bench/|examples/'
-only_in 'NCCL' '#[ ]*include[ ]*[<"]nccl' 'src/dist/'
 # A kernel that a call overlaps with (programmatic launch) may have written what these would read.
 only_in 'a load for read-only data' '__ldg[ ]*\(|ld\.global\.nc' 'tools/|tests/'
 places='tools/|tests/|examples/|bench/|python/|include/leanattn/leanattn\.h'

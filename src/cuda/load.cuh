@@ -128,7 +128,7 @@ class Producer {
   // Once, before the first arrival at a barrier: the consumers have initialised them.
   __device__ __forceinline__ void meet_consumers() {
     if (line_clusters()) ptx::cluster_arrive();
-    ptx::named_barrier_anywhere(kStartBarrier, C::kThreads);
+    ptx::named_barrier(kStartBarrier, C::kThreads);
   }
 
   // The stretch where the line is cut across outputs, and the KV head whose line it is.

@@ -80,12 +80,8 @@ __device__ __forceinline__ void mbarrier_wait(std::uint64_t* barrier, int parity
   }
 }
 
-// Barrier `id` (1 … 15) of `threads` threads of the block, which all come to this one instruction.
+// Barrier `id` (1 … 15) of `threads` threads of the block. Every warp comes to it whole; different warps may in different code.
 __device__ __forceinline__ void named_barrier(int id, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
-// The same for threads that come to it in different code. Slower: not in the loop over tiles.
-__device__ __forceinline__ void named_barrier_anywhere(int id, int threads) {
-  asm volatile("barrier.cta.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
 
 // The same, and whether any of the threads came with `mine`.
 __device__ __forceinline__ bool named_barrier_any(int id, int threads, bool mine) {
