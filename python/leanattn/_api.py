@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import operator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -123,6 +124,22 @@ def _full_lens(q: Array, k: Array, heads_first: bool) -> Array:
     return _arrays.from_list([k.shape[2 if heads_first else 1]] * q.shape[0], _arrays.int32(q), q)
 
 
+def _check_plain(plain: tuple[Any, ...], workspace: Any = None) -> None:
+    """After a TypeError of the native call, whose text shows a signature that the caller never sees: raises ValueError for the argument
+    that is to blame, if it is one of these. plain: as in _call."""
+    q_len, _, causal, window_left, scale, softcap, _ = plain
+    for name, value in (("q_len", q_len), ("window_left", window_left)):
+        if not (hasattr(value, "__index__") and -(2**31) <= operator.index(value) < 2**31):
+            raise ValueError(f"{name} {value!r}: an integer of 32 bits is needed") from None
+    for name, value in (("scale", scale), ("softcap", softcap)):
+        if not (hasattr(value, "__float__") or hasattr(value, "__index__")):
+            raise ValueError(f"{name} {value!r}: a number is needed") from None
+    if not isinstance(causal, bool):
+        raise ValueError(f"causal {causal!r}: True or False is needed") from None
+    if workspace is not None and not isinstance(workspace, Workspace):
+        raise ValueError(f"workspace is a {type(workspace).__name__}: leanattn.Workspace is needed") from None
+
+
 def _call(q, k, v, out, lse, small, plain, *, return_lse, options, workspace, stream):
     """small: the optional arrays from kv_lens to sinks; plain: the values from q_len to base2, both in the order of _core.decode."""
     name = _arrays.framework(q)
@@ -139,7 +156,11 @@ def _call(q, k, v, out, lse, small, plain, *, return_lse, options, workspace, st
         lse = _arrays.empty(tuple(q.shape[:-1]), _arrays.float32(q), q)
     if stream is not None or name != "torch":
         stream = _arrays.stream_of(stream, q)
-    _core.decode(q, k, v, out, lse, *small, *plain, _native(options), workspace, stream)
+    try:
+        _core.decode(q, k, v, out, lse, *small, *plain, _native(options), workspace, stream)
+    except TypeError:
+        _check_plain(plain, workspace)
+        raise
     if name == "jax":
         out = _arrays.finish(out, q, stream)
         lse = None if lse is None else _arrays.finish(lse, q, stream)
@@ -204,11 +225,11 @@ def decode(
     if kv_lens is None and cu_seqlens_kv is None:
         kv_lens = _full_lens(q, k, heads_first)
     elif isinstance(kv_lens, (list, tuple)):
-        kv_lens = _arrays.from_list(kv_lens, _arrays.int32(q), q)
+        kv_lens = _arrays.int32_list(kv_lens, "kv_lens", q)
     if isinstance(cu_seqlens_q, (list, tuple)):
-        cu_seqlens_q = _arrays.from_list(cu_seqlens_q, _arrays.int32(q), q)
+        cu_seqlens_q = _arrays.int32_list(cu_seqlens_q, "cu_seqlens_q", q)
     if isinstance(cu_seqlens_kv, (list, tuple)):
-        cu_seqlens_kv = _arrays.from_list(cu_seqlens_kv, _arrays.int32(q), q)
+        cu_seqlens_kv = _arrays.int32_list(cu_seqlens_kv, "cu_seqlens_kv", q)
     small = (kv_lens, None, cu_seqlens_q, cu_seqlens_kv, tree_mask, alibi_slopes, sinks)
     plain = (q_len, heads_first, causal, window_left, _scale(scale), softcap, _base2(lse_base))
     return _call(q, k, v, out, lse, small, plain, return_lse=return_lse, options=options, workspace=workspace, stream=stream)
@@ -249,11 +270,11 @@ def decode_paged(
     CUDA it is not looked at.
     """
     if isinstance(kv_lens, (list, tuple)):
-        kv_lens = _arrays.from_list(kv_lens, _arrays.int32(q), q)
+        kv_lens = _arrays.int32_list(kv_lens, "kv_lens", q)
     if isinstance(block_table, (list, tuple)):
-        block_table = _arrays.from_list(block_table, _arrays.int32(q), q)
+        block_table = _arrays.int32_list(block_table, "block_table", q)
     if isinstance(cu_seqlens_q, (list, tuple)):
-        cu_seqlens_q = _arrays.from_list(cu_seqlens_q, _arrays.int32(q), q)
+        cu_seqlens_q = _arrays.int32_list(cu_seqlens_q, "cu_seqlens_q", q)
     small = (kv_lens, block_table, cu_seqlens_q, None, tree_mask, alibi_slopes, sinks)
     plain = (q_len, _heads_first(kv_layout), causal, window_left, _scale(scale), softcap, _base2(lse_base))
     return _call(q, k_cache, v_cache, out, lse, small, plain, return_lse=return_lse, options=options, workspace=workspace, stream=stream)
@@ -285,36 +306,25 @@ def prepare(
     """A call of decode or decode_paged (with block_table), checked once: `call()` then computes on the same arrays again, with whatever
     values, lengths and page ids they hold by then, in about the time of the C++ call.
 
-    The arguments are those of decode and decode_paged; out has to be given. The call keeps its arrays alive. `call(workspace, stream)`
-    takes both as decode does, a stream as its handle. Not for JAX, whose arrays are not written to. Raises ValueError as decode does.
+    The arguments are those of decode and decode_paged; out has to be given, and lengths and tables are arrays, not lists. The call keeps
+    its arrays alive. `call(workspace, stream)` takes both as decode does, a stream as its handle. Not for JAX, whose arrays are not
+    written to. Raises ValueError as decode does.
     """
     if _arrays.framework(q) == "jax":
         raise ValueError("prepare with JAX arrays: JAX arrays are not written to")
     heads_first = _heads_first(kv_layout)
     if kv_lens is None and cu_seqlens_kv is None and block_table is None:
         kv_lens = _full_lens(q, k, heads_first)
-    return Call(
-        q,
-        k,
-        v,
-        out,
-        lse,
-        kv_lens,
-        block_table,
-        cu_seqlens_q,
-        cu_seqlens_kv,
-        tree_mask,
-        alibi_slopes,
-        sinks,
-        q_len,
-        heads_first,
-        causal,
-        window_left,
-        _scale(scale),
-        softcap,
-        _base2(lse_base),
-        _native(options),
-    )
+    small = (kv_lens, block_table, cu_seqlens_q, cu_seqlens_kv, tree_mask, alibi_slopes, sinks)
+    for name, array in zip(("kv_lens", "block_table", "cu_seqlens_q", "cu_seqlens_kv"), small, strict=False):
+        if isinstance(array, (list, tuple)):
+            raise ValueError(f"{name} is a {type(array).__name__}: prepare reads it again at each call, so an int32 array is needed")
+    plain = (q_len, heads_first, causal, window_left, _scale(scale), softcap, _base2(lse_base))
+    try:
+        return Call(q, k, v, out, lse, *small, *plain, _native(options))
+    except TypeError:
+        _check_plain(plain)
+        raise
 
 
 class Reference(NamedTuple):
@@ -350,11 +360,16 @@ def reference(
 
     Takes their arguments; arrays on a GPU are copied to the host. Slow, on all cores; ^C ends it. Raises ValueError as they do.
     """
-    lens = [_arrays.host(_arrays.from_list(array, _arrays.int32(q), q)) for array in (kv_lens, block_table, cu_seqlens_q, cu_seqlens_kv)]
+    given = {"kv_lens": kv_lens, "block_table": block_table, "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_kv": cu_seqlens_kv}
+    lens = [_arrays.host(_arrays.int32_list(array, name, q)) for name, array in given.items()]
     rules = [_arrays.host(array) for array in (tree_mask, alibi_slopes, sinks)]
     plain = (q_len, _heads_first(kv_layout), causal, window_left, _scale(scale), softcap, _base2(lse_base))
     arguments: list[Any] = [*(_arrays.host(array) for array in (q, k, v)), *lens, *rules, *plain]
-    o, lse, o_error, lse_error = _core.reference(*arguments)
+    try:
+        o, lse, o_error, lse_error = _core.reference(*arguments)
+    except TypeError:
+        _check_plain(plain)
+        raise
     shape = _out_shape(q, v)
     return Reference(o.reshape(shape), lse.reshape(shape[:-1]), o_error, lse_error)
 

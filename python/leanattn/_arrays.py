@@ -92,9 +92,7 @@ def empty(shape: tuple[int, ...], dtype: Any, like: Array) -> Array:
 
 
 def from_list(values: Any, dtype: Any, like: Array) -> Array:
-    """values as a new array beside like. Arrays and None come back as they are."""
-    if not isinstance(values, (list, tuple, int)):
-        return values
+    """values as a new array beside like."""
     name = framework(like)
     if name == "torch":
         return module(like).tensor(values, dtype=dtype, device=like.device)
@@ -104,6 +102,35 @@ def from_list(values: Any, dtype: Any, like: Array) -> Array:
     if name == "jax" and is_cuda(like):
         return module(like).asarray(values, dtype, device=next(iter(like.devices())))
     return np.asarray(values, dtype)
+
+
+def integers(values: Any, name: str) -> list[Any]:
+    """A caller's integers, in a list or in lists of one length, as Python's. Raises ValueError with the place of one that is none, or that
+    32 bits do not hold."""
+    most = 2**31
+    if not values or (set(map(type, values)) == {int} and -most <= min(values) and max(values) < most):
+        return list(values)
+    plain: list[Any] = []
+    for index, given in enumerate(values):
+        place = f"{name}[{index}]"
+        value = given.tolist() if hasattr(given, "tolist") else given
+        if isinstance(value, (list, tuple)):
+            plain.append(integers(value, place))
+        elif isinstance(value, int) and not isinstance(value, bool) and -most <= value < most:
+            plain.append(value)
+        else:
+            raise ValueError(f"{place} is {value!r}: an integer of 32 bits is needed")
+    if len({len(value) if isinstance(value, list) else -1 for value in plain}) > 1:
+        raise ValueError(f"{name}: rows of one length are needed")
+    return plain
+
+
+def int32_list(values: Any, name: str, like: Array) -> Array:
+    """A caller's list as an int32 array beside like; name is what the caller calls it. Arrays and None come back as they are. Raises
+    ValueError as integers() does, but where the list is traced."""
+    if not isinstance(values, (list, tuple)):
+        return values
+    return from_list(values if tracing() else integers(values, name), int32(like), like)
 
 
 def host(array: Array) -> Array:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from numbers import Integral
 from typing import Any
 
@@ -39,6 +40,19 @@ def _check_new(k: Any, v: Any, k_cache: Any, v_cache: Any, heads_axis: int) -> N
             raise ValueError(f"{name} of {new.dtype}: {cache.dtype} is needed, as {name}_cache is")
 
 
+def _int32(values: Any, name: str, like: Array, batch: int, dims: int = 1) -> Array:
+    """An argument of the caller's as an int32 array, [batch] or, with dims 2, [batch, any]. Raises ValueError that names it."""
+    array = _arrays.int32_list(values, name, like)
+    needed = f"[batch] = [{batch}]" if dims == 1 else f"[batch, max_pages] = [{batch}, ...]"
+    if not hasattr(array, "shape"):
+        raise ValueError(f"{name} is a {type(array).__name__}: an int32 array {needed} is needed")
+    if len(array.shape) != dims or array.shape[0] != batch:
+        raise ValueError(f"{name} of shape {list(array.shape)}: {needed} is needed")
+    if array.dtype != _arrays.int32(array):
+        raise ValueError(f"{name} of {array.dtype}: int32 is needed")
+    return array
+
+
 def append_kv(
     k: Array,
     v: Array,
@@ -46,7 +60,7 @@ def append_kv(
     v_cache: Array,
     kv_lens: Array | list[int],
     *,
-    block_table: Array | None = None,
+    block_table: Array | list[list[int]] | None = None,
     kv_layout: str = "NHD",
 ) -> None:
     """Writes new tokens behind those in a cache, in place.
@@ -54,6 +68,7 @@ def append_kv(
     k, v              [batch, new tokens, kv_heads, d]
     k_cache, v_cache  [batch, n, kv_heads, d], or with block_table [pages, page_size, kv_heads, d]; "HND": heads before tokens
     kv_lens           [batch] int32 tokens that are there already; it is not changed
+    block_table       [batch, max_pages] int32
 
     Raises ValueError for shapes or dtypes that do not fit, where the cache has no room (in host memory; on CUDA that is not looked at),
     and for JAX arrays; then nothing is written.
@@ -63,25 +78,41 @@ def append_kv(
     xp = _arrays.module(k_cache)
     heads_first = _api._heads_first(kv_layout)
     _check_new(k, v, k_cache, v_cache, 1 if heads_first else 2)
-    kv_lens = _arrays.from_list(kv_lens, _arrays.int32(k_cache), k_cache)
-    if kv_lens.shape != (k.shape[0],):
-        raise ValueError(f"kv_lens of shape {list(kv_lens.shape)}: [batch] = [{k.shape[0]}] is needed")
+    kv_lens = _int32(kv_lens, "kv_lens", k_cache, k.shape[0])
+    table = None if block_table is None else _int32(block_table, "block_table", k_cache, k.shape[0], 2)
     size = k_cache.shape[2 if heads_first else 1]
     where = {"device": kv_lens.device} if _arrays.framework(k_cache) == "torch" else {}
     pos = kv_lens[:, None] + xp.arange(k.shape[1], dtype=kv_lens.dtype, **where)[None, :]
     outer = xp.arange(k.shape[0], dtype=kv_lens.dtype, **where)[:, None]
-    slot = pos // size if block_table is not None else None
-    room = size if block_table is None else block_table.shape[1] * size
+    slot = pos // size if table is not None else None
+    room = size if table is None else table.shape[1] * size
     if _arrays.is_checked(k_cache):
-        _check_room(pos, room, block_table, k_cache.shape[0], slot)
-    if block_table is not None:
-        outer = block_table[outer, slot]
+        _check_room(pos, room, table, k_cache.shape[0], slot)
+    if table is not None:
+        outer = table[outer, slot]
         pos = pos % size
     for new, cache in ((k, k_cache), (v, v_cache)):
         if heads_first:
             cache[outer, :, pos] = new
         else:
             cache[outer, pos] = new
+
+
+def _refuse_dims(arrays: dict[str, Any]) -> None:
+    for name, array in arrays.items():
+        if getattr(array, "ndim", 0) != 4:
+            given = f"of shape {list(array.shape)}" if hasattr(array, "shape") else f"is a {type(array).__name__}"
+            needed = "[batch, q_len, q_heads, d]" if name == "q" else "[batch, n, kv_heads, d] or [pages, page_size, kv_heads, d]"
+            raise ValueError(f"{name} {given}: an array {needed} is needed")
+
+
+def _with_splits(options: Options | None, num_splits: int) -> Options:
+    if options is None:
+        return Options(policy="flashdecoding", splits=num_splits)
+    _ = _api._native(options)
+    if options.policy != "lean":
+        raise ValueError(f"num_splits {num_splits} with options of policy {options.policy}: one of them")
+    return dataclasses.replace(options, policy="flashdecoding", splits=num_splits)
 
 
 def flash_attn_with_kvcache(
@@ -93,9 +124,9 @@ def flash_attn_with_kvcache(
     rotary_cos: Array | None = None,
     rotary_sin: Array | None = None,
     cache_seqlens: Array | list[int] | int | None = None,
-    cache_batch_idx: Array | None = None,
+    cache_batch_idx: Array | list[int] | None = None,
     cache_leftpad: Array | None = None,
-    block_table: Array | None = None,
+    block_table: Array | list[list[int]] | None = None,
     softmax_scale: float | None = None,
     causal: bool = False,
     window_size: tuple[int, int] = (-1, -1),
@@ -104,6 +135,8 @@ def flash_attn_with_kvcache(
     alibi_slopes: Array | None = None,
     num_splits: int = 0,
     return_softmax_lse: bool = False,
+    *,
+    options: Options | None = None,
 ) -> Any:
     """FlashAttention's decode call, argument for argument.
 
@@ -117,9 +150,11 @@ def flash_attn_with_kvcache(
     window_size       (left, right): right is 0, or −1 without a bound
     alibi_slopes      [q_heads] float32
     num_splits        0: the lean schedule; else that many splits of each output
+    options           leanattn's own: Options, whose policy num_splits replaces
 
     Returns out [batch, q_len, q_heads, d], or (out, lse [batch, q_heads, q_len]) with return_softmax_lse; a row without keys has O = 0
-    and LSE = −inf. Raises ValueError for rotary embedding, left padding and a bounded right window, and as decode does.
+    and LSE = −inf. Raises ValueError for rotary embedding, left padding, a bounded right window and num_splits beside options with a
+    policy of their own, and as decode does.
     """
     if rotary_cos is not None or rotary_sin is not None:
         raise ValueError("rotary_cos and rotary_sin: apply the embedding to q and k before the call")
@@ -130,19 +165,28 @@ def flash_attn_with_kvcache(
         raise ValueError(f"window_size ({left}, {right}): the right side is -1 or 0")
     if (k is None) != (v is None):
         raise ValueError("k and v: both or none")
+    for array in (q, k_cache, v_cache):
+        if getattr(array, "ndim", 0) != 4:
+            _refuse_dims({"q": q, "k_cache": k_cache, "v_cache": v_cache})
     batch = q.shape[0]
-    if block_table is None and cache_batch_idx is not None:  # a row of the cache is a page
-        block_table = cache_batch_idx[:, None]
-    elif cache_batch_idx is not None:
+    if cache_batch_idx is not None and block_table is not None:
         raise ValueError("cache_batch_idx with block_table: one of them")
-    if isinstance(cache_seqlens, Integral):
+    table: Array = None
+    if cache_batch_idx is not None:  # a row of the cache is a page
+        table = _int32(cache_batch_idx, "cache_batch_idx", q, batch)[:, None]
+    elif block_table is not None:
+        table = _int32(block_table, "block_table", q, batch, 2)
+    if isinstance(cache_seqlens, Integral) and not isinstance(cache_seqlens, bool):
         cache_seqlens = [int(cache_seqlens)] * batch
+    if cache_seqlens is not None:
+        cache_seqlens = _int32(cache_seqlens, "cache_seqlens", q, batch)
+    if num_splits != 0:
+        options = _with_splits(options, num_splits)
     if k is not None and v is not None:
         if cache_seqlens is None:
             raise ValueError("k and v without cache_seqlens: how many tokens are in the cache before them?")
-        lens = _arrays.from_list(cache_seqlens, _arrays.int32(q), q)
-        append_kv(k, v, k_cache, v_cache, lens, block_table=block_table)
-        cache_seqlens = lens + k.shape[1]
+        append_kv(k, v, k_cache, v_cache, cache_seqlens, block_table=table)
+        cache_seqlens = cache_seqlens + k.shape[1]
     rules: dict[str, Any] = {
         "causal": causal or right == 0,
         "window_left": left,
@@ -150,14 +194,14 @@ def flash_attn_with_kvcache(
         "softcap": softcap,
         "alibi_slopes": alibi_slopes,
         "return_lse": return_softmax_lse,
-        "options": None if num_splits == 0 else Options(policy="flashdecoding", splits=num_splits),
+        "options": options,
     }
-    if block_table is None:
+    if table is None:
         result = _api.decode(q, k_cache, v_cache, kv_lens=cache_seqlens, **rules)
     else:
         if cache_seqlens is None:
-            cache_seqlens = [block_table.shape[1] * k_cache.shape[1]] * batch
-        result = _api.decode_paged(q, k_cache, v_cache, block_table, cache_seqlens, **rules)
+            cache_seqlens = [table.shape[1] * k_cache.shape[1]] * batch
+        result = _api.decode_paged(q, k_cache, v_cache, table, cache_seqlens, **rules)
     if not return_softmax_lse:
         return result
     out, lse = result

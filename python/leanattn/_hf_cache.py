@@ -7,6 +7,7 @@ of it, [batch, kv_heads, tokens, d].
 
 from __future__ import annotations
 
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -226,8 +227,18 @@ class FixedLayer(StaticLayer):
         self._k.index_copy_(1, positions, key_states.transpose(1, 2))
         self._v.index_copy_(1, positions, value_states.transpose(1, 2))
 
+    def _check_room(self, new: int) -> None:
+        """Raises ValueError where it is known on the host that tokens do not fit: on a GPU the length is known there alone."""
+        if torch.compiler.is_compiling() or self.is_sliding:
+            return
+        stored = int(self.cumulative_length) if self.is_initialized and self.device.type == "cpu" else 0
+        if stored + new > self.max_cache_len:
+            raise ValueError(f"max_len {self.max_cache_len} is full: {stored} tokens are stored, and {new} more do not fit")
+
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        """Writes new tokens behind the others and returns the whole memory, as views."""
+        """Writes new tokens behind the others and returns the whole memory, as views. Raises ValueError, on the CPU and outside
+        torch.compile, where they do not fit."""
+        self._check_room(key_states.shape[2])
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         self._write(key_states, value_states)
@@ -323,15 +334,23 @@ class KVCache(Cache):
 
     config   the model's configuration: which layers have a window
     max_len  None: it grows, by an eighth at a time. A number of tokens: memory is taken at the first call and its addresses stay, for
-             torch.compile and CUDA graphs
+             torch.compile and CUDA graphs; a step beyond it is a ValueError on the CPU
+
+    Raises ValueError for a max_len below 1 or what is no configuration.
 
     A layer with a window w holds w − 1 tokens and 64 more that crop() can go back to: growing 1.25 of that, fixed twice that (all max_len
     tokens where these are fewer). Layers that are not attention are those of transformers.
     """
 
     def __init__(self, config: Any, max_len: int | None = None):
+        if max_len is not None and (isinstance(max_len, bool) or not isinstance(max_len, Integral) or max_len < 1):
+            raise ValueError(f"max_len {max_len!r}: a whole number of tokens above 0 is needed, or None")
+        text = config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else None
+        if not (hasattr(text, "num_hidden_layers") or hasattr(text, "layer_types")):
+            hint = ": its config is" if isinstance(config, torch.nn.Module) else ": a configuration of transformers is"
+            raise ValueError(f"config is a {type(config).__name__}{hint} needed, with num_hidden_layers or layer_types")
         theirs = DynamicCache(config=config) if max_len is None else StaticCache(config=config, max_cache_len=max_len)
-        chunked = getattr(config.get_text_config(decoder=True), "attention_chunk_size", None) is not None
+        chunked = getattr(text, "attention_chunk_size", None) is not None
         super().__init__(layers=[_layer_like(layer, max_len, chunked) for layer in theirs.layers])
 
     @property

@@ -43,6 +43,18 @@ CASES = {
     "window": ({"window_left": -2}, "window_left -2: at least -1 is needed"),
     "softcap": ({"softcap": -1.0}, "softcap -1: at least 0 is needed"),
     "kv_layout": ({"kv_layout": "DHN"}, "kv_layout 'DHN': known are 'NHD' and 'HND'"),
+    "kv_lens of fractions": ({"kv_lens": [1.5, 2, 3]}, r"kv_lens\[0\] is 1.5: an integer of 32 bits is needed"),
+    "kv_lens of text": ({"kv_lens": [1, "3", 2]}, r"kv_lens\[1\] is '3': an integer"),
+    "kv_lens of truth": ({"kv_lens": [1, 2, True]}, r"kv_lens\[2\] is True: an integer"),
+    "kv_lens of NumPy's fractions": ({"kv_lens": [1, 2, np.float32(2)]}, r"kv_lens\[2\] is "),
+    "kv_len beyond 32 bits": ({"kv_lens": [1, 2**40, 2]}, r"kv_lens\[1\] is 1099511627776: an integer of 32 bits"),
+    "cu_seqlens_q of fractions": ({"cu_seqlens_q": [0, 1, 2, 3.5]}, r"cu_seqlens_q\[3\] is 3.5: an integer"),
+    "cu_seqlens_kv of fractions": ({"cu_seqlens_kv": (0, 0.5)}, r"cu_seqlens_kv\[1\] is 0.5: an integer"),
+    "no softcap": ({"softcap": None}, "^softcap None: a number is needed"),
+    "scale of text": ({"scale": "x"}, "^scale 'x': a number is needed"),
+    "no window_left": ({"window_left": None}, "^window_left None: an integer of 32 bits is needed"),
+    "q_len": ({"q_len": 1.0}, "^q_len 1.0: an integer of 32 bits is needed"),
+    "causal": ({"causal": "no"}, "^causal 'no': True or False is needed"),
     "no array": ({"k": [1.0]}, "k is a list: an array with __dlpack__ is needed"),
     "no array either": ({"v": [1.0]}, "v is a list: an array with __dlpack__ is needed"),
     "table without pages": (
@@ -73,12 +85,41 @@ def test_refused_with_its_sentence(rng, name):
         ({"options": "lean"}, "options is a str: leanattn.Options is needed"),
         ({"options": leanattn.Options(splits=2)}, "only policy flashdecoding"),
         ({"options": leanattn.Options(cpu_isa="MMX")}, "cpu_isa MMX: this machine has"),
+        ({"workspace": 3}, "workspace is a int: leanattn.Workspace is needed"),
         ({"workspace": leanattn.Workspace("cuda:3")}, "workspace lies on cuda:3, q on cpu"),
     ],
 )
 def test_refused_outputs_and_options(rng, changes, sentence):
     with pytest.raises(ValueError, match=sentence):
         make_problem(rng).run(**changes)
+
+
+def test_block_table_as_lists(rng):
+    problem = make_problem(rng, layout="paged")
+    right = problem.run()
+    rows = [row.tolist() for row in problem.rules["block_table"]]
+    for table in (rows, tuple(tuple(row) for row in rows), list(problem.rules["block_table"])):
+        np.testing.assert_array_equal(changed(problem, block_table=table).run(), right)
+    for row, sentence in (
+        ([0.7], r"block_table\[1\]\[0\] is 0.7: an integer of 32 bits is needed"),
+        (rows[1][:-1], "block_table: rows of one length are needed"),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            changed(problem, block_table=[rows[0], row, rows[2]]).run()
+
+
+def test_prepare_and_reference_name_the_argument(rng):
+    problem = make_problem(rng)
+    arrays = problem.q, problem.k, problem.v
+    for name in ("kv_lens", "cu_seqlens_q", "cu_seqlens_kv", "block_table"):
+        with pytest.raises(ValueError, match=f"{name} is a list: prepare reads it again at each call, so an int32 array is needed"):
+            leanattn.prepare(*arrays, np.empty_like(problem.q), **{name: [1, 2, 3]})
+    with pytest.raises(ValueError, match=r"^softcap None: a number is needed"):
+        leanattn.prepare(*arrays, np.empty_like(problem.q), softcap=None)
+    with pytest.raises(ValueError, match=r"^window_left None: an integer"):
+        leanattn.reference(*arrays, window_left=None)
+    with pytest.raises(ValueError, match=r"kv_lens\[0\] is 0.5: an integer"):
+        leanattn.reference(*arrays, kv_lens=[0.5, 1, 1])
 
 
 def test_scale_0_is_not_the_default(rng):

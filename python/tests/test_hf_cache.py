@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from conftest import framework_or_skip
 
 torch = framework_or_skip("torch")
-framework_or_skip("transformers")
+transformers = framework_or_skip("transformers")
 
-from leanattn._hf_cache import DECODE_TOKENS, FixedLayer, FixedWindowLayer, GrowingLayer  # noqa: E402
+from leanattn._hf_cache import DECODE_TOKENS, FixedLayer, FixedWindowLayer, GrowingLayer, KVCache  # noqa: E402
 
 HEADS, DIM, ROOM = 2, 4, 3000
 STEP = (
@@ -118,3 +118,35 @@ def test_batch_operations():
     layer.reset()
     assert layer.get_seq_length() == 0
     assert layer.update(tokens(2, 1, 7), tokens(2, 1, 7))[0][..., 2].tolist() == [[[7.0]] * 2] * 2
+
+
+@pytest.mark.parametrize("max_len", [0, -1, 3.0, True, "3"])
+def test_max_len_is_a_number_of_tokens(max_len):
+    with pytest.raises(ValueError, match=f"max_len {max_len!r}: a whole number of tokens above 0 is needed, or None"):
+        KVCache(transformers.LlamaConfig(num_hidden_layers=1), max_len)
+
+
+@pytest.mark.parametrize("max_len", [None, 8])
+def test_a_cache_needs_a_configuration(max_len):
+    with pytest.raises(ValueError, match="config is a dict: a configuration of transformers is needed"):
+        KVCache({}, max_len)
+    with pytest.raises(ValueError, match="config is a Linear: its config is needed"):
+        KVCache(torch.nn.Linear(1, 1), max_len)
+
+
+def test_a_step_beyond_max_len_is_refused_and_changes_nothing():
+    layer = KVCache(transformers.LlamaConfig(num_hidden_layers=1), 5).layers[0]
+    with pytest.raises(ValueError, match="max_len 5 is full: 0 tokens are stored, and 6 more do not fit"):
+        layer.update(tokens(1, 6, 0), tokens(1, 6, 0))
+    layer.update(tokens(1, 4, 0), tokens(1, 4, 0))
+    with pytest.raises(ValueError, match="max_len 5 is full: 4 tokens are stored, and 2 more do not fit"):
+        layer.update(tokens(1, 2, 4), tokens(1, 2, 4))
+    layer.update(tokens(1, 1, 4), tokens(1, 1, 4))
+    assert int(layer.get_seq_length()) == 5
+    layer.crop(-1)
+    layer.update(tokens(1, 1, 4), tokens(1, 1, 4))
+    with pytest.raises(ValueError, match="max_len 5 is full"):
+        layer.update(tokens(1, 1, 5), tokens(1, 1, 5))
+    ring = FixedWindowLayer(5, 2)
+    for i in range(100):
+        ring.update(tokens(1, 1, i), tokens(1, 1, i))
