@@ -112,8 +112,9 @@ def test_the_gil_is_released(rng):
 def test_control_c_ends_it(what):
     """A loop of calls, and one long reference, end with KeyboardInterrupt soon after the signal."""
     program = textwrap.dedent("""
-        import sys, time
+        import signal, sys
         import numpy as np, leanattn
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it, and so do their children
         q = np.ones((64, 32, 128), np.float32)
         k = np.zeros((64, 4096, 2, 128), np.float32)
         print("ready", flush=True)
