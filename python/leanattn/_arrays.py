@@ -133,6 +133,11 @@ def int32_list(values: Any, name: str, like: Array) -> Array:
     return from_list(values if tracing() else integers(values, name), int32(like), like)
 
 
+def described(array: Any) -> str:
+    """What was given in place of an array that is needed, for a sentence that begins with its name."""
+    return f"of shape {list(array.shape)}" if hasattr(array, "shape") else f"is a {type(array).__name__}"
+
+
 def host(array: Array) -> Array:
     """The array in host memory: itself, or a copy."""
     if array is None or not is_cuda(array):

@@ -45,9 +45,9 @@ def _int32(values: Any, name: str, like: Array, batch: int, dims: int = 1) -> Ar
     array = _arrays.int32_list(values, name, like)
     needed = f"[batch] = [{batch}]" if dims == 1 else f"[batch, max_pages] = [{batch}, ...]"
     if not hasattr(array, "shape"):
-        raise ValueError(f"{name} is a {type(array).__name__}: an int32 array {needed} is needed")
+        raise ValueError(f"{name} {_arrays.described(array)}: an int32 array {needed} is needed")
     if len(array.shape) != dims or array.shape[0] != batch:
-        raise ValueError(f"{name} of shape {list(array.shape)}: {needed} is needed")
+        raise ValueError(f"{name} {_arrays.described(array)}: {needed} is needed")
     if array.dtype != _arrays.int32(array):
         raise ValueError(f"{name} of {array.dtype}: int32 is needed")
     return array
@@ -101,9 +101,8 @@ def append_kv(
 def _refuse_dims(arrays: dict[str, Any]) -> None:
     for name, array in arrays.items():
         if getattr(array, "ndim", 0) != 4:
-            given = f"of shape {list(array.shape)}" if hasattr(array, "shape") else f"is a {type(array).__name__}"
             needed = "[batch, q_len, q_heads, d]" if name == "q" else "[batch, n, kv_heads, d] or [pages, page_size, kv_heads, d]"
-            raise ValueError(f"{name} {given}: an array {needed} is needed")
+            raise ValueError(f"{name} {_arrays.described(array)}: an array {needed} is needed")
 
 
 def _with_splits(options: Options | None, num_splits: int) -> Options:

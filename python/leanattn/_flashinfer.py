@@ -24,8 +24,7 @@ def _type_name(dtype: Any) -> str:
 
 def _vector(name: str, array: Array, elements: str) -> Array:
     if len(getattr(array, "shape", ())) != 1 or (elements == "batch + 1" and array.shape[0] == 0):
-        given = f"of shape {list(array.shape)}" if hasattr(array, "shape") else f"is a {type(array).__name__}"
-        raise ValueError(f"{name} {given}: an int32 array [{elements}] is needed")
+        raise ValueError(f"{name} {_arrays.described(array)}: an int32 array [{elements}] is needed")
     if not _type_name(array.dtype).startswith(("int", "uint")):
         raise ValueError(f"{name} of {array.dtype}: int32 is needed")
     return array
@@ -36,6 +35,13 @@ def _refuse(name: str, value: Any, supported: tuple[Any, ...], hint: str) -> Non
     if value is not supported[0] and not any(value is known or (type(value) is type(known) and value == known) for known in supported):
         shown = f"of shape {list(value.shape)}" if hasattr(value, "shape") else repr(value)
         raise ValueError(f"{name} {shown}: supported is {' and '.join(map(str, supported))}; {hint}")
+
+
+def _rules_of(pos_encoding_mode: str, window_left: int, logits_soft_cap: float | None, sm_scale: float | None) -> dict[str, Any]:
+    """decode_paged's arguments for FlashInfer's. Raises ValueError for an encoding inside the kernel."""
+    if pos_encoding_mode != "NONE":
+        raise ValueError(f"pos_encoding_mode {pos_encoding_mode}: supported is NONE")
+    return {"window_left": window_left, "softcap": logits_soft_cap or 0.0, "scale": sm_scale}
 
 
 class BatchDecodeWithPagedKVCacheWrapper:
@@ -128,8 +134,7 @@ class BatchDecodeWithPagedKVCacheWrapper:
 
         Raises ValueError for what does not fit; the plan before stays then.
         """
-        if pos_encoding_mode != "NONE":
-            raise ValueError(f"pos_encoding_mode {pos_encoding_mode}: supported is NONE")
+        rules = _rules_of(pos_encoding_mode, window_left, logits_soft_cap, sm_scale)
         _refuse("block_tables", block_tables, (None,), "the pages are those of indptr and indices")
         _refuse("seq_lens", seq_lens, (None,), "the lengths are those of indptr and last_page_len")
         _refuse("fixed_split_size", fixed_split_size, (None, -1), "Options(batch_invariant=True) keeps a row's bits")
@@ -165,7 +170,7 @@ class BatchDecodeWithPagedKVCacheWrapper:
         self._heads = (num_qo_heads, num_kv_heads, head_dim)
         self._page_size = page_size
         self._o_type = o_type
-        self._rules = {"window_left": window_left, "softcap": logits_soft_cap or 0.0, "scale": sm_scale}
+        self._rules = rules
 
     begin_forward = plan
 
@@ -272,9 +277,7 @@ class BatchDecodeWithPagedKVCacheWrapper:
         return_lse: bool = False,
     ) -> Any:
         """run with the rules given here, which replace those of plan, also for the runs to come: so does FlashInfer's."""
-        if pos_encoding_mode != "NONE":
-            raise ValueError(f"pos_encoding_mode {pos_encoding_mode}: supported is NONE")
-        self._rules = {"window_left": window_left, "softcap": logits_soft_cap or 0.0, "scale": sm_scale}
+        self._rules = _rules_of(pos_encoding_mode, window_left, logits_soft_cap, sm_scale)
         return self.run(q, paged_kv_cache, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale, return_lse=return_lse)
 
     forward_return_lse = functools.partialmethod(forward, return_lse=True)

@@ -342,7 +342,7 @@ Params make_params(const Problem& problem, const Options& options, const Plan& p
   p.causal = problem.causal;
   p.scale_log2 = scale(problem) * kLog2E;
   p.lse_factor = problem.lse_base == LseBase::kTwo ? 1.0f : kLn2;
-  p.rules = problem.window_left >= 0 || problem.tree_mask || problem.softcap > 0.0f || problem.alibi_slopes;
+  p.rules = has_rules(problem);
   p.softcap_log2 = problem.softcap * kLog2E;
   p.softcap_scale = problem.softcap > 0.0f ? scale(problem) / problem.softcap : 0.0f;
   p.alibi_slopes = problem.alibi_slopes;

@@ -61,6 +61,11 @@ inline void set_views(Params& p, const Problem& problem) {
   p.general = std::min({p.q.access_bytes, p.k.access_bytes, p.v.access_bytes}) < 16 || is_long(p.k) || is_long(p.v);
 }
 
+// Whether rules.cuh has a say in the call.
+inline bool has_rules(const Problem& problem) {
+  return problem.window_left >= 0 || problem.tree_mask != nullptr || problem.softcap > 0.0f || problem.alibi_slopes != nullptr;
+}
+
 // Which variants have code for all that a call asks for (variants.h), where they have its head_dim. Without any feature a call has the
 // lean policy, q_len new tokens of every seq, causal or not, rows aligned to 16 bytes, and no rule but the scale.
 inline Features needed_features(const Problem& problem, const Options& options) {
@@ -70,8 +75,7 @@ inline Features needed_features(const Problem& problem, const Options& options) 
       problem.cu_seqlens_q != nullptr) {
     return Features::kFull;
   }
-  const bool rules = problem.window_left >= 0 || problem.tree_mask != nullptr || problem.softcap > 0.0f ||
-                     problem.alibi_slopes != nullptr || problem.sinks != nullptr;
+  const bool rules = has_rules(problem) || problem.sinks != nullptr;
   if (int{rules} + int{options.batch_invariant} + int{options.check_data} > 1) return Features::kFull;
   return rules                     ? Features::kRules
          : options.batch_invariant ? Features::kInvariant
