@@ -20,6 +20,8 @@ namespace leanattn {
 namespace {
 
 constexpr std::int64_t kMostInt32 = std::numeric_limits<std::int32_t>::max();
+// A backend pads the rows of a KV head to whole blocks, of 16 at most, and counts those in int32 too.
+constexpr std::int64_t kMostHeadRows = kMostInt32 - 15;
 constexpr std::int32_t kMostWorkers = 65536;
 constexpr std::int32_t kMostSplits = 1024;
 
@@ -118,6 +120,9 @@ void validate_shapes(const Problem& p) {
   // Rows of a seq, and rows of the batch as far as they are known here, are counted in int32; check_data counts those of cu_seqlens_q.
   const std::int64_t seq_rows = static_cast<std::int64_t>(p.q_len) * p.q_heads;
   if (seq_rows > kMostInt32) invalid("q_len {} with q_heads {}: a seq has at most {} rows", p.q_len, p.q_heads, kMostInt32);
+  if (seq_rows / p.kv_heads > kMostHeadRows) {
+    invalid("q_len {} with q_heads {} and kv_heads {}: a KV head has at most {} rows", p.q_len, p.q_heads, p.kv_heads, kMostHeadRows);
+  }
   if (p.cu_seqlens_q == nullptr && seq_rows * p.batch > kMostInt32) {
     invalid("batch {} with q_len {} and q_heads {}: at most {} rows", p.batch, p.q_len, p.q_heads, kMostInt32);
   }

@@ -163,6 +163,20 @@ TEST(Validate, HugeButAddressable) {
   EXPECT_EQ(max_kv_len(owned->problem), 2147483647);
 }
 
+// As many rows as a KV head may have, which the last block fills, need more workspace than a block less.
+TEST(Validate, MostRowsOfAKvHead) {
+  const auto owned = right_problem(KvLayout::kBatched);
+  Problem& p = owned->problem;
+  p.batch = p.q_heads = p.kv_heads = 1;
+  const auto bytes = [&](int q_len) {
+    p.q_len = q_len;
+    return workspace_bytes(p, owned->options);
+  };
+  constexpr int kMost = 2147483632;
+  EXPECT_GE(bytes(kMost), bytes(kMost - 16) + 16 * sizeof(float) * static_cast<std::size_t>(p.head_dim));
+  EXPECT_EQ(bytes(kMost), bytes(kMost - 1));
+}
+
 TEST(CheckData, UnusedSlotsAreNotLookedAt) {
   const auto owned = right_problem(KvLayout::kPaged);  // holds nonsense behind the lengths
   owned->problem.window_left = 0;                      // position 8: tokens 8 and 9, in slot 2, are all that is seen

@@ -97,6 +97,7 @@ const IsaKernels& find_isa(const Options& options) {
 }
 
 int padded_rows(const TileKernel& kernel, int rows) {
+  static_assert(kMaxBlockRows <= 16, "validation leaves room for blocks of 16 rows, no larger ones");
   const int whole = rows / kernel.max_block_rows * kernel.max_block_rows;
   return rows > whole ? whole + kernel.block_rows(rows - whole) : whole;
 }
