@@ -13,6 +13,7 @@
 #include <string>
 
 #include "backend.h"
+#include "tools/run.h"
 
 namespace {
 
@@ -80,6 +81,11 @@ TEST_F(Cli, HelpListsTheKeysOfACase) {
     for (const char* words : {"Without dtype a case is bf16", "  softcap ", "  spread ", "Exit code: 0"}) {
       EXPECT_TRUE(has(help, words)) << command << ": " << words;
     }
+  }
+  const std::string bench = run("bench --help").out;
+  for (const char* words : {"--backend NAME=auto", "--min-seconds FLOAT:FLOAT in [0 - 3600]=1", "--pairs INT:INT in [1 - 1000000]=15",
+                            "--max-seconds FLOAT:FLOAT in [0 - 3600]=60", "--replays INT:INT in [3 - 1000000]="}) {
+    EXPECT_TRUE(has(bench, words)) << words << ": " << bench;
   }
   const std::string plan = run("plan --help").out;
   EXPECT_TRUE(has(plan, "--fragment-cost INT:INT in [0 - 1000000]=0")) << plan;
@@ -201,6 +207,36 @@ TEST_F(Cli, ErrorsOfTheLibraryAreExitCode1) {
   }
 }
 
+TEST_F(Cli, TheSameMistakeHasTheSameExitCodeInEveryCommand) {
+  const struct {
+    int exit_code;
+    std::vector<const char*> commands;
+  } mistakes[] = {
+      {2, {"check 1 8 2 64 x", "bench 1 8 2 64 x", "plan x"}},                                             // a length
+      {2, {"check 1 8 2 64 3000m", "bench 1 8 2 64 3000m", "plan 3000m"}},                                 // beyond the language
+      {2, {"check 1 8 2 64 9 policy=magic", "bench 1 8 2 64 9 --policy magic", "plan 9 --policy magic"}},  // a name
+      {2, {"check 1 8 2 64 9 --threads 0", "bench 1 8 2 64 9 --threads 0", "plan 9 --workers 0", "demo --threads 0"}},
+      {2, {"check --no", "bench --no", "plan --no", "demo --no", "info --no", "timeline --no"}},  // an option
+      {1, {"check 1 7 2 64 9", "bench 1 7 2 64 9", "plan 9 --q-heads 7 --kv-heads 2"}},           // refused by the library
+      {1, {"plan 9 --output /proc/no/such.svg"}},
+  };
+  for (const auto& [exit_code, commands] : mistakes) {
+    for (const char* command : commands) {
+      const Outcome outcome = run(command);
+      EXPECT_EQ(outcome.exit_code, exit_code) << command << ": " << outcome.err;
+      EXPECT_FALSE((outcome.out + outcome.err).empty()) << command;
+    }
+  }
+}
+
+TEST(Busy, IsAFloorWhoseTimesLieFarApart) {
+  using leanattn::tools::busy_sentence;
+  EXPECT_EQ(busy_sentence({100.0}), "");
+  EXPECT_EQ(busy_sentence({0.0, 0.0, 0.0}), "");
+  EXPECT_EQ(busy_sentence({100.0, 100.0, 110.0, 120.0, 120.0}), "");
+  EXPECT_EQ(busy_sentence({100.0, 100.0, 110.0, 140.0, 140.0}), "this machine is busy: times are not comparable");
+}
+
 TEST_F(Cli, ABackendThatIsNotThereIsNamed) {
   const auto info = nlohmann::json::parse(run("info --json").out);
   if (!info["gpu"].is_null()) GTEST_SKIP() << "there is a GPU here: " << info["gpu"]["name"];
@@ -297,14 +333,18 @@ TEST_F(Cli, DemoOfAShortTrace) {
   EXPECT_EQ(records[1]["policy"], "flashdecoding:4");
   EXPECT_EQ(records[2]["policy"], "fa2");
   EXPECT_TRUE(std::filesystem::exists(path("cut.svg")));
-  const Outcome table = run("demo --output cut.svg " + trace);
+  const Outcome table = run("demo --threads 1 --output cut.svg " + trace);
   EXPECT_EQ(table.exit_code, 0) << table.err;
-  for (const char* words : {"flashdecoding:4", "p10–p90", "right: 8 of 64 (request, head) rows compared with float64"}) {
+  for (const char* words : {"flashdecoding:4", "p10–p90", "right: 8 of 64 (request, head) rows compared with float64",
+                            "flashdecoding:4 keeps 1 worker as busy as lean does, so lean has no idle time to win back from it here."}) {
     EXPECT_TRUE(has(table.out, words)) << words << ": " << table.out;
   }
   const Outcome bad = run("demo " + file("bad.jsonl", "{\"input_length\": 900, \"output_length\": 7}\n{\"input_length\": \"x\"}\n"));
   EXPECT_EQ(bad.exit_code, 2);
   EXPECT_TRUE(has(bad.err, "bad.jsonl:2:")) << bad.err;
+  const Outcome unwritable = run("demo --threads 1 --output /proc/no/such.svg " + trace);
+  EXPECT_EQ(unwritable.exit_code, 1);
+  EXPECT_TRUE(has(unwritable.err, "/proc/no/such.svg")) << unwritable.err;
 }
 
 }  // namespace

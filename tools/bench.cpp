@@ -137,6 +137,7 @@ void print_row(const Case& c, const Options& options, const Result& result, std:
              timing.ratio, gb_per_s(kv_bytes, timing.us), accuracy.ratio, dtype_name(c.dtype), policy_name(c.policy, c.splits), workers,
              to_string(c));
   if (!accuracy.ok) fmt::print("    FAIL: {}\n", accuracy.fault.empty() ? accuracy.where : accuracy.fault);
+  if (const std::string busy = busy_sentence(timing.floor_times_us); !busy.empty()) fmt::print("    {}\n", busy);
   std::fflush(stdout);
 }
 
@@ -193,13 +194,17 @@ Command add_bench(CLI::App& app) {
   add_case_options(*command, *choice);
   add_run_options(*command, *settings);
   command->add_option("--min-seconds", bench->timing.min_seconds, "CPU: measure each case for at least this long")
+      ->capture_default_str()
       ->check(CLI::Range(0.0, 3600.0));
   command->add_option("--pairs", bench->timing.min_pairs, "CPU: and at least this many pairs of floor and kernel")
+      ->capture_default_str()
       ->check(CLI::Range(1, 1000000));
   command->add_option("--max-seconds", bench->timing.max_seconds, "CPU: but stop here, from three pairs on")
+      ->capture_default_str()
       ->check(CLI::Range(0.0, 3600.0));
   command->add_flag("--small-pages", bench->small_pages, "CPU: do not ask the system for huge pages");
   command->add_option("--replays", bench->device_timing.replays, "GPU: replays of the graphs of floor and kernel, in turn")
+      ->capture_default_str()
       ->check(CLI::Range(3, 1000000));
   return [=] { return run_bench(*choice, *settings, *bench); };
 }

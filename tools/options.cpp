@@ -42,7 +42,8 @@ void add_case_options(CLI::App& command, CaseChoice& choice) {
 
 void add_run_options(CLI::App& command, RunSettings& settings) {
   command.add_option("--backend", settings.backend, "cpu, cuda, or auto: the GPU for the cases that it takes, else the CPU")
-      ->type_name("NAME");
+      ->type_name("NAME")
+      ->capture_default_str();
   command
       .add_option("--policy", settings.policies, "lean, fa2, flashdecoding or flashdecoding:N instead of the case's own; may be repeated")
       ->type_name("NAME")

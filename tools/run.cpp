@@ -231,6 +231,13 @@ Timing summarize(std::vector<double> kernel_times, std::vector<double> floor_tim
   return result;
 }
 
+std::string busy_sentence(const std::vector<double>& floor_times_us) {
+  constexpr double kBusySpread = 0.25;  // (p90 − p10) ÷ median from which the times say little
+  const double spread = percentile(floor_times_us, 0.9) - percentile(floor_times_us, 0.1);
+  if (spread <= kBusySpread * percentile(floor_times_us, 0.5)) return {};
+  return "this machine is busy: times are not comparable";
+}
+
 void Progress::note(const std::string& text) {
   if (seconds_since(last_) < 2.0) return;
   fmt::print(stderr, "… {}\n", text);

@@ -81,6 +81,9 @@ struct Timing {
   double ratio_of_medians = 0.0;       // us ÷ floor_us
 };
 
+// A sentence where the read floor's times, sorted, lie so far apart that other programs must be using the machine; else empty.
+std::string busy_sentence(const std::vector<double>& floor_times_us);
+
 // Times of pairs, in order of time of day.
 Timing summarize(std::vector<double> kernel_times_us, std::vector<double> floor_times_us);
 
