@@ -35,6 +35,15 @@ consume_cmake static "C;CXX"
 consume_cmake shared "C;CXX"
 consume_cmake shared "C"
 
+# A component that there is none of is named. CMake breaks the lines of what it says.
+if said=$("$cmake" -S "$source_dir/tests/install" -B "$work/unknown" -G Ninja -DCMAKE_PREFIX_PATH="$prefix" -DCMAKE_C_COMPILER="$cc" \
+  -DCMAKE_CXX_COMPILER="$cxx" -DCONSUMER_COMPONENT=unknown 2>&1) ||
+  [[ $(tr -s ' \n' ' ' <<<"$said") != *'leanattn has no component "unknown": there are static and shared'* ]]; then
+  printf 'component unknown:\n%s\n' "$said"
+  exit 1
+fi
+echo "ok: cmake unknown component"
+
 consume_pkg_config() {  # MODULE RUN_PATH
   local flags
   flags=$(PKG_CONFIG_PATH=$pc_dir pkg-config --cflags --libs "$1")
