@@ -5,7 +5,8 @@ usage: python bench/python_overhead.py [--device cpu|cuda] [--output FILE.jsonl]
 
 "empty" is a batch of no sequences: binding, checks and nothing else. "smallest" is one sequence of 16 tokens with one head, on one
 thread; on CUDA until the kernel is queued. CPU time of the calling thread, so that other programs count as little as they can: median of
-rounds, and the fastest.
+rounds, and the fastest. The ways take turns, so that a busy minute is every row's. "an empty operator" has decode_out's schema and does
+nothing: what PyTorch itself takes.
 """
 
 import argparse
@@ -23,21 +24,26 @@ import leanattn
 import leanattn.ops
 
 OPS = torch.ops.leanattn
+EMPTY = torch.library.Library("leanattn_overhead", "DEF")
+EMPTY.define(str(OPS.decode_out.default._schema).replace("leanattn::decode_out", "empty"))
+for key in ("CPU", "CUDA"):
+    EMPTY.impl("empty", lambda *arguments: None, key)
+EMPTY.impl("empty", torch.library.fallthrough_kernel, "Autograd")
 
 
-def time_us(call, device, calls=300, rounds=200):
-    """Median and fastest round, in microseconds a call, of the thread's CPU time. On CUDA the queue is emptied between rounds."""
-    for _ in range(100):
-        call()
-    times = []
-    for _ in range(rounds):
-        if device == "cuda":
-            torch.cuda.synchronize()
-        begin = time.thread_time()
-        for _ in range(calls):
-            call()
-        times.append((time.thread_time() - begin) / calls * 1e6)
-    return statistics.median(times), min(times)
+def times_us(ways, device, calls=300, rounds=200):
+    """Name → median and fastest round, in microseconds a call, of the thread's CPU time. On CUDA the queue is emptied between rounds."""
+    times = {name: [] for name in ways}
+    for index in range(rounds + 1):
+        for name, call in ways.items():
+            if device == "cuda":
+                torch.cuda.synchronize()
+            begin = time.thread_time()
+            for _ in range(calls):
+                call()
+            if index > 0:  # the first warms up
+                times[name].append((time.thread_time() - begin) / calls * 1e6)
+    return {name: (statistics.median(rounds), min(rounds)) for name, rounds in times.items()}
 
 
 def ways(device, batch, tokens=16, head_dim=64):
@@ -52,6 +58,7 @@ def ways(device, batch, tokens=16, head_dim=64):
         "prepared call": leanattn.prepare(q, k, v, out, kv_lens=lens),
         "leanattn.decode, torch, out given": lambda: leanattn.decode(q, k, v, kv_lens=lens, out=out),
         "leanattn.decode_paged, torch, out given": lambda: leanattn.decode_paged(q, k, v, table, lens, out=out),
+        "an empty operator": lambda: torch.ops.leanattn_overhead.empty(q, k, v, out, None, lens),
         "torch.ops.leanattn.decode_out": lambda: OPS.decode_out(q, k, v, out, None, lens),
         "torch.ops.leanattn.decode_paged_out": lambda: OPS.decode_paged_out(q, k, v, out, None, table, lens),
         "torch.ops.leanattn.decode": lambda: OPS.decode(q, k, v, lens),
@@ -94,9 +101,9 @@ def main():
     }
     print(f"{source['device']}; {source['date']}, commit {source['commit']}, Python {source['python']}, PyTorch {source['torch']}\n")
     print("| call | empty, µs (fastest) | smallest, µs (fastest) |\n|---|---|---|")
-    empty, smallest = ways(arguments.device, 0), ways(arguments.device, 1)
-    for name in empty:
-        times = {size: time_us(calls[name], arguments.device) for size, calls in (("empty", empty), ("smallest", smallest))}
+    measured = {size: times_us(ways(arguments.device, batch), arguments.device) for size, batch in (("empty", 0), ("smallest", 1))}
+    for name in measured["empty"]:
+        times = {size: rows[name] for size, rows in measured.items()}
         print(f"| {name} | " + " | ".join(f"{median:.2f} ({fastest:.2f})" for median, fastest in times.values()) + " |", flush=True)
         if arguments.output:
             record = source | {"call": name}

@@ -142,14 +142,14 @@ def _check_plain(plain: tuple[Any, ...], workspace: Any = None) -> None:
 
 def _call(q, k, v, out, lse, small, plain, *, return_lse, options, workspace, stream):
     """small: the optional arrays from kv_lens to sinks; plain: the values from q_len to base2, both in the order of _core.decode."""
-    name = _arrays.framework(q)
+    if _arrays.tracing():
+        return _operators.traced(q, k, v, out, lse, small, plain, return_lse, options, workspace, stream)
+    name = _arrays.framework_of(type(q))
     new_out, new_lse = out is None, lse is None and return_lse
     if name == "jax":
         if not (new_out and lse is None):
             raise ValueError("out and lse with JAX arrays: JAX arrays are not written to")
         _arrays.wait_for((q, k, v, *(array for array in small if array is not None)))
-    if _arrays.tracing():
-        return _operators.traced(q, k, v, out, lse, small, plain, return_lse, options, workspace, stream)
     if new_out:
         out = _arrays.empty(_out_shape(q, v), q.dtype, q)
     if new_lse:

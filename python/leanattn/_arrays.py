@@ -4,6 +4,7 @@ array's own module is at hand already."""
 
 from __future__ import annotations
 
+import functools
 import math
 import sys
 from typing import Any
@@ -28,13 +29,18 @@ def tracing() -> bool:
 
 def framework(array: Array) -> str:
     """One of numpy, torch, jax and cupy; for other types their module."""
-    if tracing():
-        return "torch"
-    for base in type(array).__mro__:  # the first, but for a caller's own subclass
+    kind: Any = type(array)  # mypy: a type[Any] is not Hashable
+    return "torch" if tracing() else framework_of(kind)
+
+
+@functools.lru_cache(maxsize=64)
+def framework_of(kind: type) -> str:
+    """framework() of a type's arrays, outside of a trace."""
+    for base in kind.__mro__:  # the first, but for a caller's own subclass
         name = base.__module__.partition(".")[0]
         if name in _FRAMEWORKS:
             return _FRAMEWORKS[name]
-    return type(array).__module__
+    return kind.__module__
 
 
 def module(array: Array) -> Any:

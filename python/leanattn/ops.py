@@ -46,14 +46,13 @@ for _schema in (
 
 
 @functools.cache
-def _options(policy: str, batch_invariant: bool, workers: int) -> _core.Options | None:
-    if (policy, batch_invariant, workers) == ("lean", False, 0):
-        return None
+def _options(policy: str, batch_invariant: bool, workers: int) -> _core.Options:
     name, splits = _api.parse_policy(policy)
     return _core.Options(policy=name, splits=splits, batch_invariant=batch_invariant, workers=workers)
 
 
-def _decode_out(
+def _run(
+    block_table,
     q,
     k,
     v,
@@ -75,19 +74,24 @@ def _decode_out(
     policy="lean",
     batch_invariant=False,
     workers=0,
-    block_table=None,
 ):
+    # Defaults are looked at here: beside a call of a few microseconds, a function's own call shows.
     heads_first = kv_layout != "NHD" and _api._heads_first(kv_layout)
     if kv_lens is None and cu_seqlens_kv is None:
         kv_lens = _api._full_lens(q, k, heads_first)
+    scale = 0.0 if scale is None else _api._scale(scale)
+    plain = policy == "lean" and not batch_invariant and workers == 0
     _core.decode(
         q, k, v, out, lse, kv_lens, block_table, cu_seqlens_q, cu_seqlens_kv, tree_mask, alibi_slopes, sinks, q_len, heads_first, causal,
-        window_left, _api._scale(scale), softcap, lse_base2, _options(policy, batch_invariant, workers), None, None,
+        window_left, scale, softcap, lse_base2, None if plain else _options(policy, batch_invariant, workers), None, None,
     )  # fmt: skip
 
 
+_decode_out = functools.partial(_run, None)
+
+
 def _decode_paged_out(q, k_cache, v_cache, out, lse, block_table, kv_lens, cu_seqlens_q=None, *rules, **named):
-    _decode_out(q, k_cache, v_cache, out, lse, kv_lens, cu_seqlens_q, None, *rules, **named, block_table=block_table)
+    _run(block_table, q, k_cache, v_cache, out, lse, kv_lens, cu_seqlens_q, None, *rules, **named)
 
 
 def _new_out(q, v):
