@@ -32,18 +32,18 @@ EMPTY.impl("empty", torch.library.fallthrough_kernel, "Autograd")
 
 
 def times_us(ways, device, calls=300, rounds=200):
-    """Name → median and fastest round, in microseconds a call, of the thread's CPU time. On CUDA the queue is emptied between rounds."""
-    times = {name: [] for name in ways}
+    """Key → median and fastest round, in microseconds a call, of the thread's CPU time. On CUDA the queue is emptied between rounds."""
+    times = {key: [] for key in ways}
     for index in range(rounds + 1):
-        for name, call in ways.items():
+        for key, call in ways.items():
             if device == "cuda":
                 torch.cuda.synchronize()
             begin = time.thread_time()
             for _ in range(calls):
                 call()
             if index > 0:  # the first warms up
-                times[name].append((time.thread_time() - begin) / calls * 1e6)
-    return {name: (statistics.median(rounds), min(rounds)) for name, rounds in times.items()}
+                times[key].append((time.thread_time() - begin) / calls * 1e6)
+    return {key: (statistics.median(all_rounds), min(all_rounds)) for key, all_rounds in times.items()}
 
 
 def ways(device, batch, tokens=16, head_dim=64):
@@ -101,9 +101,10 @@ def main():
     }
     print(f"{source['device']}; {source['date']}, commit {source['commit']}, Python {source['python']}, PyTorch {source['torch']}\n")
     print("| call | empty, µs (fastest) | smallest, µs (fastest) |\n|---|---|---|")
-    measured = {size: times_us(ways(arguments.device, batch), arguments.device) for size, batch in (("empty", 0), ("smallest", 1))}
-    for name in measured["empty"]:
-        times = {size: rows[name] for size, rows in measured.items()}
+    problems = {size: ways(arguments.device, batch) for size, batch in (("empty", 0), ("smallest", 1))}
+    measured = times_us({(name, size): call for size, calls in problems.items() for name, call in calls.items()}, arguments.device)
+    for name in problems["empty"]:
+        times = {size: measured[name, size] for size in problems}
         print(f"| {name} | " + " | ".join(f"{median:.2f} ({fastest:.2f})" for median, fastest in times.values()) + " |", flush=True)
         if arguments.output:
             record = source | {"call": name}
