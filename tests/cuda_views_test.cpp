@@ -155,13 +155,53 @@ TEST(CudaViews, OddAndLongStrides) {
   Problem far = p;
   far.k.outer_stride = std::int64_t{1} << 30;  // of a seq: 64 bits everywhere
   EXPECT_FALSE(is_general(far));
-  far.kv_layout = KvLayout::kPaged, far.num_pages = 3, far.page_size = 16;
-  EXPECT_TRUE(is_general(far));
-  far.num_pages = 1;
-  EXPECT_FALSE(is_general(far));
   far = p;
   far.v.token_stride = std::int64_t{1} << 30;
-  EXPECT_TRUE(is_general(far));
+  EXPECT_FALSE(is_general(far));
+}
+
+// Rows of pages lie a 32-bit number of units away from the first, the largest unit that all strides are multiples of.
+TEST(CudaViews, PageUnits) {
+  Problem p = lone();
+  p.batch = 2, p.q_heads = 16, p.kv_heads = 2, p.kv_layout = KvLayout::kPaged, p.num_pages = 3, p.page_size = 16;
+  p.q = {row.elements, 16 * 128, 16 * 128, 128};
+  p.o = {row.elements, 16 * 128, 16 * 128, 128};
+  p.k = p.v = {row.elements, 16 * 256, 256, 128};
+  const auto params = [](const Problem& problem) {
+    Params made;
+    set_views(made, problem);
+    return made;
+  };
+  EXPECT_EQ(params(p).page_unit, 512u);
+  EXPECT_EQ(params(p).k.page_units, 16u);
+  EXPECT_EQ(params(p).k.token_units, 1u);
+  Problem apart = p;
+  apart.v = {row.elements, 16 * 256 + 8, 128, 16 * 128};
+  EXPECT_EQ(params(apart).page_unit, 16u);
+  EXPECT_EQ(params(apart).k.page_units, 512u);
+  EXPECT_EQ(params(apart).v.page_units, 513u);
+  EXPECT_EQ(params(apart).v.token_units, 16u);
+
+  Problem far = p;
+  far.k.outer_stride = std::int64_t{1} << 38;  // half a terabyte a page, in units of 512 bytes: the third page ends below 2^32 of them
+  EXPECT_FALSE(params(far).general);
+  EXPECT_EQ(params(far).k.page_units, 1u << 30);
+  far.k.outer_stride = std::int64_t{1} << 39;  // the third page begins at 2^32
+  EXPECT_TRUE(params(far).general);
+  far.num_pages = 2;
+  EXPECT_FALSE(params(far).general);
+  far.num_pages = 1;  // nothing is a page away
+  EXPECT_FALSE(params(far).general);
+  EXPECT_EQ(params(far).k.page_units, 0u);
+  far = p;
+  far.num_pages = 2;
+  far.v.outer_stride = (std::int64_t{1} << 36) + 8;  // units of 16 bytes: 2^33 + 1 of them
+  EXPECT_TRUE(params(far).general);
+  far = p;
+  far.v.token_stride = std::int64_t{1} << 36;  // 15 tokens of a page: 2^28 units of 512 bytes each
+  EXPECT_FALSE(params(far).general);
+  far.v.token_stride = std::int64_t{1} << 37;
+  EXPECT_TRUE(params(far).general);
 }
 
 }  // namespace

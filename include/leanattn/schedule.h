@@ -178,7 +178,9 @@ LEANATTN_HOST_DEVICE inline int own_stretches(const Line& line, int tiles) {
     const int chunks = output_chunks(line, tiles).count;
     used = ((chunks - 1) >> own_level(chunks, most)) + 1;
   }
-  return used < most ? (used + cluster - 1) / cluster * cluster : most;
+  if (used < most) [[unlikely]]
+    return (used + cluster - 1) / cluster * cluster;
+  return most;
 }
 
 // A stretch may have many segments; else it has one at most.

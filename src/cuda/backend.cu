@@ -337,7 +337,6 @@ Params make_params(const Problem& problem, const Options& options, const Plan& p
   p.head_dim = problem.head_dim;
   p.head_dim_v = head_dim_v(problem);
   p.padded = p.head_dim < plan.variant.head_dim || p.head_dim_v < plan.variant.head_dim;
-  p.general_or_padded_pages = p.general || (p.padded && p.block_table != nullptr);
   p.whole_tokens = p.padded ? -1 : plan.kernel.stage_tokens;
   p.causal = problem.causal;
   p.scale_log2 = scale(problem) * kLog2E;

@@ -26,6 +26,9 @@ constexpr int kGroupThreads = kGroupWarps * kWarp;
 constexpr int kProducerThreads = 4 * kWarp;
 constexpr int kMmaTokens = 16;  // tokens that a step of P·V takes
 
+// Named barriers of a block; those of the groups of consumers are 1 and 2.
+constexpr int kProducerBarrier = 15, kStartBarrier = 14, kConsumerBarrier = 13;
+
 constexpr int kTile = 64;  // tokens of a tile, the unit of the line
 // Tokens of a stage: one tile, or two where rows are so short that a warp would have too little work between two barriers.
 constexpr int stage_tokens(int head_dim) { return head_dim == 64 ? 128 : 64; }
@@ -65,10 +68,11 @@ struct Config {
   static constexpr int kRows = kRows_;
   static constexpr Features kFeatures = kFeatures_;
   static constexpr bool kFull = kFeatures == Features::kFull;
+  static constexpr bool kHasRules = kFull || kFeatures == Features::kRules;
   static constexpr int kTokens = stage_tokens(kHeadDim);  // of a stage
   static constexpr int kChunkTiles = chunk_tiles(kHeadDim);
 
-  static constexpr int kGroups = kRows > 32 ? 2 : 1;
+  static constexpr int kGroups = kRows > 16 ? 2 : 1;  // 16 rows leave four warps time to wait for each other, more do not
   static constexpr int kGroupRows = kRows / kGroups;
   static constexpr int kRowTiles = kGroupRows > 16 ? 2 : 1;  // of 16 rows, as the matrix units take them
   static constexpr int kHalves = kGroupRows == 8 ? 1 : 2;    // of 8 rows of a row tile that are in use
@@ -101,6 +105,10 @@ struct Config {
   static constexpr int kPasses = kTokens / kPassTokens;
   static constexpr int kPassPlaces = kPassTokens % 8 == 0 ? 1 : 8 / kPassTokens;  // after so many passes the swizzle repeats
 
+  // Rows that a warp has a share of in a pass, at most.
+  static constexpr int kWarpRows = kRowChunks == 12 ? 4 : kWarp / kRowChunks;
+  static_assert(kPasses * kWarpRows <= kWarp, "a lane finds the page of one token");
+
   static_assert(kPassTokens * kRowChunks <= kProducerThreads && kTokens % kPassTokens == 0, "a pass is whole rows, a stage whole passes");
   static_assert(kConsumerWarps <= kMaxConsumerWarps, "counters have room for every consumer warp");
 };
@@ -108,11 +116,11 @@ struct Config {
 // Features of a call. Without code for them they are off at compile time.
 template <class C>
 __device__ __forceinline__ bool has_rules(const Params& p) {
-  return (C::kFull || C::kFeatures == Features::kRules) && p.rules;
+  return C::kHasRules && p.rules;
 }
 template <class C>
 __device__ __forceinline__ bool has_sinks(const Params& p) {
-  return (C::kFull || C::kFeatures == Features::kRules) && p.sinks != nullptr;
+  return C::kHasRules && p.sinks != nullptr;
 }
 template <class C>
 __device__ __forceinline__ bool has_chunks(const Params& p) {

@@ -139,7 +139,8 @@ __device__ __forceinline__ void decode_block(const Params& p) {
     ptx::let_next_kernel_start();
     ptx::wait_for_previous_kernel();
     if (p.line.output_stretches > 0) load_own_q<C>(p, threadIdx.x, q_ring_at);
-    ptx::named_barrier(kStartBarrier, C::kThreads);
+    ptx::named_barrier_arrive(kStartBarrier, C::kThreads);  // producers wait for it (meet_consumers)
+    ptx::named_barrier(kConsumerBarrier, C::kConsumers);
     if (p.line.cluster_stretches > 1) ptx::cluster_wait();  // all of the cluster run and expect their parts: here, where it costs nothing
     if (threadIdx.x == 0) mark(p, Mark::kStretch);
     consume<C>(p, stages_at, q_ring_at, shared);

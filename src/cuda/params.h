@@ -24,6 +24,8 @@ struct KvRows {
   std::int64_t token_stride = 0;
   std::int64_t head_stride = 0;
   int access_bytes = 16;
+  std::uint32_t page_units = 0;  // paged: outer_stride and token_stride in units of Params::page_unit
+  std::uint32_t token_units = 0;
 };
 
 // x ÷ a divisor that a launch fixes is x·factor >> shift for 0 ≤ x < 2^31 (Granlund & Montgomery, 1994).
@@ -39,11 +41,10 @@ struct Quotient {
 struct Params {
   Line line;  // the schedule; its pointers are device pointers and tile_tokens is the kernel's
 
-  bool general = false;  // a row of Q, K or V is aligned to less than 16 bytes, or a stride of K or V has more than 31 bits in bytes
+  bool general = false;  // a row of Q, K or V is aligned to less than 16 bytes, or page_unit is too small for 32 bits to reach every page
   bool padded = false;   // head_dim or head_dim_v is less than the variant's: columns beyond are zeros that nobody reads or writes outside
-  bool general_or_padded_pages = false;  // the copies that few calls need
-  bool checks = false;                   // lengths, offsets and page ids (faults.cuh)
-  bool rules = false;                    // there is a window, a tree, a soft-cap or ALiBi
+  bool checks = false;   // lengths, offsets and page ids (faults.cuh)
+  bool rules = false;    // there is a window, a tree, a soft-cap or ALiBi
   int whole_tokens = 0;  // tokens of a stage whose copies need no conditions: all that it has room for; −1: never, columns are padded
   RowView q;             // [total_q, q_heads, head_dim]
   RowView o;             // [total_q, q_heads, head_dim_v]
@@ -53,8 +54,9 @@ struct Params {
   const int* block_table = nullptr;  // [batch, block_table_stride]; null when not paged
   std::int64_t block_table_stride = 0;
   int page_size = 0;
-  Quotient page{};      // token ÷ page_size
-  bool ragged = false;  // K and V of a seq start at line.cu_seqlens_kv
+  Quotient page{};               // token ÷ page_size
+  std::uint32_t page_unit = 16;  // bytes: of these there are less than 2^32 in all pages of K, and of V
+  bool ragged = false;           // K and V of a seq start at line.cu_seqlens_kv
 
   int kv_heads = 1;
   int group = 1;

@@ -82,8 +82,12 @@ __device__ __forceinline__ void mbarrier_wait(std::uint64_t* barrier, int parity
 
 // Barrier `id` (1 … 15) of `threads` threads of the block. Every warp comes to it whole; different warps may in different code.
 __device__ __forceinline__ void named_barrier(int id, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
+// Comes to it without waiting for the others: what it wrote before is seen by those who wait.
+__device__ __forceinline__ void named_barrier_arrive(int id, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
 
-// The same, and whether any of the threads came with `mine`.
+// The same as named_barrier, and whether any of the threads came with `mine`.
 __device__ __forceinline__ bool named_barrier_any(int id, int threads, bool mine) {
   std::uint32_t any;
   asm volatile("{ .reg .pred p, q; setp.ne.u32 p, %1, 0; barrier.cta.red.or.pred q, %2, %3, p; selp.u32 %0, 1, 0, q; }"

@@ -6,8 +6,6 @@
 
 namespace leanattn::cuda {
 
-constexpr int kProducerBarrier = 15, kStartBarrier = 14;
-
 // The line with what this kernel knows at compile time in it, so that the schedule's functions shrink to what is left.
 template <class C>
 __device__ __forceinline__ Line fixed_line(const Line& line) {

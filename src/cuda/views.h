@@ -50,15 +50,31 @@ inline KvRows kv_rows(const Problem& problem, const KvView& view) {
   return rows;
 }
 
-// Params::q, o, k, v and general.
+// Params::page_unit, and the strides of pages and their tokens in it. Whether 32 bits reach every row.
+inline bool set_page_units(Params& p, const Problem& problem) {
+  std::uint64_t all = 1 << 20;  // any power of two does where no stride says less
+  for (const KvRows* rows : {&p.k, &p.v}) all |= static_cast<std::uint64_t>(rows->outer_stride | rows->token_stride) * 2;
+  const std::uint64_t unit = all & (~all + 1);
+  p.page_unit = static_cast<std::uint32_t>(unit);
+  for (KvRows* rows : {&p.k, &p.v}) {
+    const std::uint64_t page = static_cast<std::uint64_t>(rows->outer_stride) * 2 / unit;
+    const std::uint64_t token = static_cast<std::uint64_t>(rows->token_stride) * 2 / unit;
+    const auto last = [](std::uint64_t count) { return count > 0 ? count - 1 : 0; };
+    if (last(problem.num_pages) * page + last(problem.page_size) * token > std::numeric_limits<std::uint32_t>::max()) return false;
+    rows->page_units = static_cast<std::uint32_t>(page);
+    rows->token_units = static_cast<std::uint32_t>(token);
+  }
+  return true;
+}
+
+// Params::q, o, k, v and general, and what is said of pages.
 inline void set_views(Params& p, const Problem& problem) {
   p.q = row_view(problem, problem.q);
   p.o = row_view(problem, problem.o);
   p.k = kv_rows(problem, problem.k);
   p.v = kv_rows(problem, problem.v);
-  const bool paged = problem.kv_layout == KvLayout::kPaged;
-  const auto is_long = [&](const KvRows& rows) { return rows.token_stride >= 1 << 30 || (paged && rows.outer_stride >= 1 << 30); };
-  p.general = std::min({p.q.access_bytes, p.k.access_bytes, p.v.access_bytes}) < 16 || is_long(p.k) || is_long(p.v);
+  p.general = std::min({p.q.access_bytes, p.k.access_bytes, p.v.access_bytes}) < 16;
+  if (problem.kv_layout == KvLayout::kPaged && !set_page_units(p, problem)) p.general = true;
 }
 
 // Whether rules.cuh has a say in the call.
