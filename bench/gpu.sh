@@ -82,13 +82,15 @@ stage_python() {
 }
 
 stage_sanitize() {
-  local tool path all rc=0
+  local tool path all options rc=0
   all=$(paths) || return
   command -v compute-sanitizer >/dev/null || { echo "-- no compute-sanitizer here"; return 1; }
   for tool in memcheck racecheck synccheck; do
     for path in $all; do
-      logged "sanitize-$tool-$path" timeout 78 compute-sanitizer --tool "$tool" --error-exitcode 9 "$leanattn" check --backend cuda \
-        --cuda-path "$path" --cases "$small" || rc=1
+      options=()
+      [[ $tool == synccheck ]] && options=(--num-cuda-barriers 65536)  # more mbarriers than it has room for by itself
+      logged "sanitize-$tool-$path" timeout 78 compute-sanitizer --tool "$tool" "${options[@]}" --error-exitcode 9 "$leanattn" check \
+        --backend cuda --cuda-path "$path" --cases "$small" || rc=1
     done
   done
   return "$rc"
