@@ -165,6 +165,7 @@ __device__ __forceinline__ void finish_in_cluster(const RowState<C>& state, cons
     RowPartial row = merge_vectors<C, false>(values, p, blocks, exchange.parts + at, slice, exchange.rows + place.row(), C::kRows);
     if (is_checked<C>(p)) {  // ℓ is negative in a part from data that did not pass a check, and nowhere else
       faulty = false;
+#pragma unroll 8
       for (int k = 0; k < blocks; ++k) faulty |= exchange.rows[k * C::kRows + place.row()].y < 0.0f;
     }
     if (info.parts == 1) {
