@@ -4,10 +4,10 @@
 # root of the source tree. usage: bench/gpu.sh FOLDER [STAGE...]
 # The folder gets STAGE.log and JSON lines. Stages, in this order by default:
 #
-#   check      golden cases in float16 and bfloat16, every policy; the GPU tests that were carried along
+#   check      golden and odd cases in float16 and bfloat16, every policy; the GPU tests that were carried along
 #   python     the Python package on the GPU: its tests, and what a call costs (python-overhead.jsonl); needs NumPy, PyTorch, pytest,
 #              hypothesis and ml_dtypes here
-#   sanitize   compute-sanitizer's memcheck, racecheck and synccheck over small shapes
+#   sanitize   compute-sanitizer's memcheck, racecheck and synccheck over small shapes, memcheck over odd ones
 #   table      the cases of bench/table.txt, and the peers of .ruler/peers.py where that folder is: h200-table.jsonl
 #   variants   the same cases with programmatic launch: h200-variants.jsonl
 #   more       the cases of bench/gpu_more.txt, with peers: h200-more.jsonl
@@ -55,6 +55,7 @@ stage_check() {
   logged check "$leanattn" check --backend cuda --dtype bf16 --dtype f16 || rc=1
   logged check-table "$leanattn" check --backend cuda --cases "$small" --dtype bf16 --dtype f16 || rc=1
   for path in $all; do
+    logged "check-odd-$path" "$leanattn" check --backend cuda --cuda-path "$path" --cases bench/gpu_odd.txt || rc=1
     logged "check-$path" "$leanattn" check --backend cuda --cuda-path "$path" --dtype bf16 --policy lean --policy fa2 \
       --policy flashdecoding --policy flashdecoding:5 || rc=1
   done
@@ -91,6 +92,9 @@ stage_sanitize() {
       [[ $tool == synccheck ]] && options=(--num-cuda-barriers 65536)  # more mbarriers than it has room for by itself
       logged "sanitize-$tool-$path" timeout 78 compute-sanitizer --tool "$tool" "${options[@]}" --error-exitcode 9 "$leanattn" check \
         --backend cuda --cuda-path "$path" --cases "$small" || rc=1
+      [[ $tool == memcheck ]] || continue
+      logged "sanitize-$tool-odd-$path" timeout 78 compute-sanitizer --tool "$tool" --error-exitcode 9 "$leanattn" check --backend cuda \
+        --cuda-path "$path" --cases bench/gpu_odd.txt || rc=1
     done
   done
   return "$rc"

@@ -242,7 +242,8 @@ TEST(Case, FilesHaveCommentsAndLineNumbers) {
     EXPECT_EQ(std::string(error.what()).rfind("table:3: page \"x\"", 0), 0u) << error.what();
   }
   EXPECT_THROW(read_case_file("/no/such/file"), CaseError);
-  for (const char* table : {"table.txt", "cpu_table.txt", "gpu_limits.txt", "gpu_more.txt", "gpu_small.txt"}) {
+  for (const char* table :
+       {"table.txt", "cpu_table.txt", "gpu_features.txt", "gpu_limits.txt", "gpu_more.txt", "gpu_odd.txt", "gpu_small.txt"}) {
     EXPECT_GT(bench_cases(table).size(), 10u) << table;
   }
   EXPECT_GE(bench_cases("gpu_timeline.txt").size(), 4u);
