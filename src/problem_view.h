@@ -73,7 +73,7 @@ inline Line problem_line(const Problem& problem) {
   Line line;
   line.num_seqs = problem.batch;
   line.kv_lens = problem.kv_lens;
-  line.cu_seqlens_kv = problem.cu_seqlens_kv;
+  if (problem.kv_layout == KvLayout::kRagged) line.cu_seqlens_kv = problem.cu_seqlens_kv;  // others may leave anything in it
   line.cu_seqlens_q = problem.cu_seqlens_q;
   line.q_len = problem.q_len;
   line.kv_heads = problem.kv_heads;

@@ -327,5 +327,18 @@ TEST(ProblemView, Defaults) {
   EXPECT_EQ(scale(p), 2.0f);
 }
 
+// Offsets that a layout does not use may be anything: none of them reaches the line, which a backend would follow.
+TEST(Problem, OffsetsOfAnotherLayoutAreNotOfTheLine) {
+  const std::int32_t offsets[] = {0, 0, 0};
+  Problem problem;
+  problem.cu_seqlens_kv = offsets;
+  for (const KvLayout layout : {KvLayout::kBatched, KvLayout::kPaged}) {
+    problem.kv_layout = layout;
+    EXPECT_EQ(problem_line(problem).cu_seqlens_kv, nullptr);
+  }
+  problem.kv_layout = KvLayout::kRagged;
+  EXPECT_EQ(problem_line(problem).cu_seqlens_kv, offsets);
+}
+
 }  // namespace
 }  // namespace leanattn

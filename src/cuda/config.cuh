@@ -108,6 +108,7 @@ struct Config {
   // Rows that a warp has a share of in a pass, at most.
   static constexpr int kWarpRows = kRowChunks == 12 ? 4 : kWarp / kRowChunks;
   static_assert(kPasses * kWarpRows <= kWarp, "a lane finds the page of one token");
+  static_assert(kPassTokens * kRowChunks % kWarp == 0 && (kRowChunks == 12 || kWarp % kRowChunks == 0), "whole warps copy: they shuffle");
 
   static_assert(kPassTokens * kRowChunks <= kProducerThreads && kTokens % kPassTokens == 0, "a pass is whole rows, a stage whole passes");
   static_assert(kConsumerWarps <= kMaxConsumerWarps, "counters have room for every consumer warp");

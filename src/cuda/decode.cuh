@@ -5,8 +5,8 @@
 //   shared    stages × [K, V] · stages × Q of a segment · Shared (config.cuh). 16-byte chunks, swizzled
 //   full      producers → consumers: its copies have landed and its record is written
 //   empty     consumer warps → producers: the stage is no longer read
-//   named     1 … groups: the warps of a group, for the largest logit, for P and for ℓ; 14: all, at the start; 15: producers, while they
-//             find the stretch
+//   named     1 … groups: the warps of a group, for the largest logit, for P and for ℓ; 13: consumers, at the start; 14: producers wait
+//             there for what consumers have set up; 15: producers, while they find the stretch
 //   bound     reading K and V once. `stages` stages are in flight, also across the borders of segments and while one is being finished
 #pragma once
 

@@ -155,7 +155,8 @@ class Producer {
                   (has_rules<C>(p_) && (stage_end > walk.plain.end || stage.token_begin < walk.plain.begin) ? Stage::kRuled : 0);
     copies_.find_rows(stage, walk.base, walk.end);
     const int tokens = stage.tokens;
-    if (is_checked<C>(p_) && copies_.is_faulty(stage, walk.base, segment.seq, blind_)) {  // zeros for what was not to be read
+    if (is_checked<C>(p_) &&
+        copies_.is_faulty(stage, walk.base, segment.seq, blind_)) {  // nothing is copied, and what comes of it is thrown away
       stage.flags |= Stage::kFault;
       stage.tokens = 0;
     }

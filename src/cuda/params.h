@@ -41,7 +41,7 @@ struct Quotient {
 struct Params {
   Line line;  // the schedule; its pointers are device pointers and tile_tokens is the kernel's
 
-  bool general = false;  // a row of Q, K or V is aligned to less than 16 bytes, or page_unit is too small for 32 bits to reach every page
+  bool general = false;  // a row of Q, K or V is aligned to less than 16 bytes, or 32 bits of page_unit do not reach every row
   bool padded = false;   // head_dim or head_dim_v is less than the variant's: columns beyond are zeros that nobody reads or writes outside
   bool checks = false;   // lengths, offsets and page ids (faults.cuh)
   bool rules = false;    // there is a window, a tree, a soft-cap or ALiBi

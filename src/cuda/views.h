@@ -5,6 +5,7 @@
 #include <vector_types.h>  // of CUDA: params.h holds some
 
 #include <algorithm>
+#include <bit>
 #include <cstdint>
 #include <initializer_list>
 #include <limits>
@@ -54,11 +55,11 @@ inline KvRows kv_rows(const Problem& problem, const KvView& view) {
 inline bool set_page_units(Params& p, const Problem& problem) {
   std::uint64_t all = 1 << 20;  // any power of two does where no stride says less
   for (const KvRows* rows : {&p.k, &p.v}) all |= static_cast<std::uint64_t>(rows->outer_stride | rows->token_stride) * 2;
-  const std::uint64_t unit = all & (~all + 1);
-  p.page_unit = static_cast<std::uint32_t>(unit);
+  const int log2 = std::countr_zero(all);
+  p.page_unit = 1u << log2;
   for (KvRows* rows : {&p.k, &p.v}) {
-    const std::uint64_t page = static_cast<std::uint64_t>(rows->outer_stride) * 2 / unit;
-    const std::uint64_t token = static_cast<std::uint64_t>(rows->token_stride) * 2 / unit;
+    const std::uint64_t page = static_cast<std::uint64_t>(rows->outer_stride) * 2 >> log2;
+    const std::uint64_t token = static_cast<std::uint64_t>(rows->token_stride) * 2 >> log2;
     const auto last = [](std::uint64_t count) { return count > 0 ? count - 1 : 0; };
     if (last(problem.num_pages) * page + last(problem.page_size) * token > std::numeric_limits<std::uint32_t>::max()) return false;
     rows->page_units = static_cast<std::uint32_t>(page);
