@@ -17,7 +17,6 @@ namespace leanattn::tools {
 namespace {
 
 constexpr std::int32_t kMostInt32 = std::numeric_limits<std::int32_t>::max();
-constexpr std::int64_t kGuardBytes = 256;
 constexpr std::int64_t kSlackTokens = 3;  // of poison behind the longest sequence
 constexpr std::int64_t kViewOffset = 8;   // elements before a strided view: 16 bytes at least
 }  // namespace

@@ -70,6 +70,7 @@ class CaseData {
   std::string canary_fault() const;
 
  private:
+  static constexpr std::int64_t kGuardBytes = 256;  // canaries on each side
   struct Tensor {
     Buffer buffer;
     std::int64_t elements = 0;

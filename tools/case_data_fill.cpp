@@ -14,7 +14,6 @@
 namespace leanattn::tools {
 namespace {
 
-constexpr std::int64_t kGuardBytes = 256;
 constexpr unsigned char kNaNByte = 0xff;  // repeated, a NaN in every dtype
 constexpr unsigned char kCanaryByte = 0xa5;
 constexpr std::size_t kFillTokens = 64;  // a job

@@ -12,7 +12,7 @@
 namespace leanattn::tools {
 namespace {
 
-nlohmann::ordered_json number(double value) {
+nlohmann::ordered_json number_or_null(double value) {
   return std::isfinite(value) ? nlohmann::ordered_json(value) : nlohmann::ordered_json(nullptr);
 }
 
@@ -39,10 +39,10 @@ nlohmann::ordered_json case_record(const Case& c, const Options& options) {
 
 void add_accuracy(nlohmann::ordered_json& record, const Accuracy& accuracy) {
   const bool compared = accuracy.refused.empty();
-  record["error"] = number(compared ? accuracy.error : NAN);
-  record["tolerance"] = number(compared ? accuracy.tolerance : NAN);
-  record["error_over_tolerance"] = number(compared ? accuracy.ratio : NAN);
-  record["relative_error"] = number(compared ? accuracy.relative_error : NAN);
+  record["error"] = number_or_null(compared ? accuracy.error : NAN);
+  record["tolerance"] = number_or_null(compared ? accuracy.tolerance : NAN);
+  record["error_over_tolerance"] = number_or_null(compared ? accuracy.ratio : NAN);
+  record["relative_error"] = number_or_null(compared ? accuracy.relative_error : NAN);
   record["rows"] = accuracy.rows;
   record["all_rows"] = accuracy.all_rows;
   record["ok"] = accuracy.ok;
@@ -84,7 +84,7 @@ void add_table_words(nlohmann::ordered_json& record, const Case& c, const Timing
   }
   record["MB"] = rounded(static_cast<double>(kv_bytes) * 1e-6, 10.0);
   record["leanattn"] = rounded(timing.us, 100.0);
-  record["leanattn_error"] = number(rounded(accuracy.relative_error, 1e5));
+  record["leanattn_error"] = number_or_null(rounded(accuracy.relative_error, 1e5));
 }
 
 double gb_per_s(std::int64_t bytes, double us) { return us > 0.0 ? static_cast<double>(bytes) / us * 1e-3 : 0.0; }
