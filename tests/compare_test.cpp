@@ -17,12 +17,16 @@ using testing::Small;
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
+void fill(Small& s) {
+  fill_normal(s.q.data(), DType::kFloat32, 0, s.q.size(), 6, Input::kQ);
+  fill_normal(s.k.data(), DType::kFloat32, 0, s.k.size(), 6, Input::kK);
+  fill_normal(s.v.data(), DType::kFloat32, 0, s.v.size(), 6, Input::kV);
+}
+
 class Compared : public ::testing::Test {
  protected:
   Compared() : s({9, 0, 20}, 2, 4, 2) {
-    fill_normal(s.q.data(), DType::kFloat32, 0, s.q.size(), 6, Input::kQ);
-    fill_normal(s.k.data(), DType::kFloat32, 0, s.k.size(), 6, Input::kK);
-    fill_normal(s.v.data(), DType::kFloat32, 0, s.v.size(), 6, Input::kV);
+    fill(s);
     s.p.scale = 0.2f;
     right = compute_reference(s.p);
     s.copy_from(right);
@@ -132,11 +136,15 @@ TEST_F(Compared, SampleTakesHeadsOfEverySeq) {
 }
 
 TEST_F(Compared, ThreadsDoNotChangeABit) {
-  for (int threads : {1, 2, 5}) {
-    const Reference r = compute_reference(s.p, {.kv_heads_per_seq = 0, .threads = threads});
-    EXPECT_EQ(r.o, right.o);
-    EXPECT_EQ(r.lse, right.lse);
-    EXPECT_EQ(r.naive_o_error, right.naive_o_error);
+  Small many({32, 0, 31, 20}, 16, 4, 2);  // so much that a second thread is worth its start
+  fill(many);
+  const Reference one = compute_reference(many.p, {.kv_heads_per_seq = 0, .threads = 1});
+  for (int threads : {2, 5}) {
+    const Reference r = compute_reference(many.p, {.kv_heads_per_seq = 0, .threads = threads});
+    EXPECT_EQ(r.o, one.o);
+    EXPECT_EQ(r.lse, one.lse);
+    EXPECT_EQ(r.naive_o_error, one.naive_o_error);
+    EXPECT_EQ(r.naive_lse_error, one.naive_lse_error);
   }
 }
 
