@@ -3,8 +3,8 @@
 
 #include <algorithm>
 #include <atomic>
+#include <bit>
 #include <cmath>
-#include <cstring>
 #include <exception>
 #include <limits>
 #include <mutex>
@@ -37,10 +37,7 @@ float stored(const void* data, DType dtype, std::int64_t i) {
   if (dtype == DType::kFloat32) return static_cast<const float*>(data)[i];
   const std::uint16_t bits = static_cast<const std::uint16_t*>(data)[i];
   if (dtype == DType::kFloat16) return kFloat16Values[bits];
-  const std::uint32_t wide = static_cast<std::uint32_t>(bits) << 16;
-  float value;
-  std::memcpy(&value, &wide, 4);
-  return value;
+  return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16);
 }
 
 // Bits of precision after the leading one, and the exponent of the smallest normal number.
@@ -58,11 +55,9 @@ float rounded_probability(DType dtype, float p) {
   if (dtype == DType::kFloat32 || !(p > 0.0f)) return p;
   if (dtype == DType::kFloat16 && p < 0x1p-14f) return (p + 0x1p-1f) - 0x1p-1f;
   const int dropped = 23 - fraction_bits(dtype);
-  std::uint32_t bits;
-  std::memcpy(&bits, &p, 4);
-  bits = (bits + (1u << (dropped - 1)) - 1 + (bits >> dropped & 1)) & ~((1u << dropped) - 1);
-  std::memcpy(&p, &bits, 4);
-  return p;
+  const auto bits = std::bit_cast<std::uint32_t>(p);
+  const std::uint32_t rounded = (bits + (1u << (dropped - 1)) - 1 + (bits >> dropped & 1)) & ~((1u << dropped) - 1);
+  return std::bit_cast<float>(rounded);
 }
 
 // --- Where things lie ---
@@ -121,9 +116,10 @@ bool sees(const Problem& p, const Seq& seq, int query_token, std::int64_t t) {
 
 // --- Arithmetic, in float64 for what is right and in float32 for what is naive ---
 
-// sum[j] += Σ_i a[i]·b[i, j], each sum in the order of i. b is [count, n].
+// sum[j] += Σ_i a[i]·b[i, j], each sum in the order of i. b is [count, n]. All are of one thread: no work for ThreadSanitizer.
 template <class Real>
-void add_products(const Real* __restrict a, const Real* __restrict b, int count, int n, Real* __restrict sum) {
+__attribute__((no_sanitize("thread"))) void add_products(const Real* __restrict a, const Real* __restrict b, int count, int n,
+                                                         Real* __restrict sum) {
   int i = 0;
   for (; i + 4 <= count; i += 4, b += 4 * n) {
     const Real a0 = a[i], a1 = a[i + 1], a2 = a[i + 2], a3 = a[i + 3];
