@@ -70,7 +70,11 @@ HWY_NOINLINE void bend_scores(const Tile& tile, int head, float* weights, int ve
     const Vec inverse = hn::Set(f, tile.scale / tile.softcap);
     for (int i = 0; i < vectors; ++i) {
       float* p = weights + i * kLanes;
-      hn::Store(hn::Mul(cap, hn::Tanh(f, hn::Mul(hn::Load(f, p), inverse))), f, p);
+      const Vec x = hn::Mul(hn::Load(f, p), inverse);
+      // Tanh rounds to an integer, which for a NaN is undefined where a lane is a plain float. The NaN goes past it.
+      const auto is_number = hn::Eq(x, x);
+      const Vec bent = hn::Mul(cap, hn::Tanh(f, hn::IfThenElseZero(is_number, x)));
+      hn::Store(hn::IfThenElse(is_number, bent, x), f, p);
     }
   } else if (tile.scale != 1.0f) {
     const Vec scale = hn::Set(f, tile.scale);
