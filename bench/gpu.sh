@@ -149,7 +149,7 @@ stage_limits() {
 overheads() {  # NAME CASES
   local rc=0
   "$leanattn" bench --backend cuda --json --cases "$2" >"$out/$1.jsonl" || rc=1
-  { echo "# CUDA: what options and features cost"; echo; python3 bench/gpu_overheads.py show "$out/$1.jsonl"; } >"$out/$1.md" || rc=1
+  { echo "# CUDA: $1"; echo; python3 bench/gpu_overheads.py show "$out/$1.jsonl"; } >"$out/$1.md" || rc=1
   tee -a "$out/$stage.log" <"$out/$1.md"
   return "$rc"
 }

@@ -150,6 +150,8 @@ def _call(q, k, v, out, lse, small, plain, *, return_lse, options, workspace, st
         if not (new_out and lse is None):
             raise ValueError("out and lse with JAX arrays: JAX arrays are not written to")
         _arrays.wait_for((q, k, v, *(array for array in small if array is not None)))
+    elif name == "torch":
+        _arrays.refuse_negated(q, k, v, out, *small[5:])
     if new_out:
         out = _arrays.empty(_out_shape(q, v), q.dtype, q)
     if new_lse:
@@ -319,6 +321,7 @@ def prepare(
     for name, array in zip(("kv_lens", "block_table", "cu_seqlens_q", "cu_seqlens_kv"), small, strict=False):
         if isinstance(array, (list, tuple)):
             raise ValueError(f"{name} is a {type(array).__name__}: prepare reads it again at each call, so an int32 array is needed")
+    _arrays.refuse_negated(q, k, v, out, alibi_slopes, sinks)
     plain = (q_len, heads_first, causal, window_left, _scale(scale), softcap, _base2(lse_base))
     try:
         return Call(q, k, v, out, lse, *small, *plain, _native(options))
@@ -362,6 +365,7 @@ def reference(
     """
     given = {"kv_lens": kv_lens, "block_table": block_table, "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_kv": cu_seqlens_kv}
     lens = [_arrays.host(_arrays.int32_list(array, name, q)) for name, array in given.items()]
+    _arrays.refuse_negated(q, k, v, alibi_slopes, sinks)
     rules = [_arrays.host(array) for array in (tree_mask, alibi_slopes, sinks)]
     plain = (q_len, _heads_first(kv_layout), causal, window_left, _scale(scale), softcap, _base2(lse_base))
     arguments: list[Any] = [*(_arrays.host(array) for array in (q, k, v)), *lens, *rules, *plain]
@@ -383,6 +387,7 @@ def merge_shards(o: Array, lse: Array, *, lse_base: str | int = "e", stream: Any
 
     Returns (o [… , d], lse […]). Raises ValueError where shapes or dtypes do not fit.
     """
+    _arrays.refuse_negated(o, lse)
     out = _arrays.empty(tuple(o.shape[1:]), o.dtype, o)
     out_lse = _arrays.empty(tuple(lse.shape[1:]), _arrays.float32(o), o)
     _arrays.wait_for((o, lse))
@@ -395,5 +400,8 @@ def merge(o1: Array, lse1: Array, o2: Array, lse2: Array, *, lse_base: str | int
     """merge_shards of two: o1 and o2 [… , d], lse1 and lse2 […]. Bitwise the same in either order."""
     if _arrays.tracing():
         return _operators.traced_merge(o1, lse1, o2, lse2, _base2(lse_base))
+    for name, array, like, other in (("o2", o2, "o1", o1), ("lse2", lse2, "lse1", lse1)):
+        if tuple(array.shape) != tuple(other.shape):
+            raise ValueError(f"{name} {_arrays.described(array)}: that of {like}, {list(other.shape)}, is needed")
     xp = _arrays.module(o1)
     return merge_shards(xp.stack([o1, o2]), xp.stack([lse1, lse2]), lse_base=lse_base)

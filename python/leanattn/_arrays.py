@@ -144,6 +144,14 @@ def described(array: Any) -> str:
     return f"of shape {list(array.shape)}" if hasattr(array, "shape") else f"is a {type(array).__name__}"
 
 
+def refuse_negated(*arrays: Array) -> None:
+    """torch may leave a negation undone in memory (`x.conj().imag`), where the library would not see it."""
+    for array in arrays:
+        negated = getattr(array, "is_neg", None)
+        if negated is not None and negated():
+            raise ValueError(f"a tensor {described(array)} has torch's negative bit set: resolve_neg() makes an ordinary one")
+
+
 def host(array: Array) -> Array:
     """The array in host memory: itself, or a copy."""
     if array is None or not is_cuda(array):

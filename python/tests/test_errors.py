@@ -165,6 +165,10 @@ def test_merge_refuses_what_does_not_fit():
         leanattn.merge_shards(f32(2, 3, 4, 64), f32(2, 3, 5))
     with pytest.raises(ValueError, match="lse: dtype float32"):
         leanattn.merge_shards(f32(2, 3, 64), np.zeros((2, 3)))
+    with pytest.raises(ValueError, match=r"^o2 of shape \[3, 32\]: that of o1, \[3, 64\], is needed"):
+        leanattn.merge(f32(3, 64), f32(3), f32(3, 32), f32(3))
+    with pytest.raises(ValueError, match=r"^lse2 of shape \[4\]: that of lse1"):
+        leanattn.merge(f32(3, 64), f32(3), f32(3, 64), f32(4))
 
 
 def test_data_status_must_be_a_device_word():

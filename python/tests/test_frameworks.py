@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The same problems as arrays of PyTorch, JAX and CuPy: the values of NumPy's, in arrays of their own, nothing copied."""
 
+import importlib
+
 import numpy as np
 import pytest
 
@@ -115,6 +117,29 @@ def test_a_tensor_without_memory_is_refused(rng):
     problem = make_problem(rng)
     with pytest.raises(ValueError, match=r"^q: .*meta"):
         leanattn.decode(torch.empty(3, 6, 64, device="meta"), problem.k, problem.v, kv_lens=[1, 2, 3])
+
+
+@pytest.mark.parametrize("name", ["q", "k", "v", "out"])
+def test_a_negation_that_torch_left_undone_is_refused(rng, name):
+    torch = framework_or_skip("torch")
+    problem = make_problem(rng)
+    arrays = {"q": to_torch(problem.q), "k": to_torch(problem.k), "v": to_torch(problem.v)}
+    arrays["out"] = torch.empty_like(arrays["q"])
+    arrays[name] = torch._neg_view(arrays[name])
+    lens = to_torch(problem.rules["kv_lens"])
+    for call in (leanattn.decode, leanattn.prepare):
+        positional = [arrays[key] for key in ("q", "k", "v", "out")]
+        out = {} if call is leanattn.prepare else {"out": positional.pop()}
+        with pytest.raises(ValueError, match="negative bit"):
+            call(*positional, **out, kv_lens=lens)
+    if name == "out":
+        return
+    with pytest.raises(ValueError, match="negative bit"):
+        leanattn.reference(arrays["q"], arrays["k"], arrays["v"], kv_lens=lens)
+    resolved = [arrays[key].resolve_neg() for key in ("q", "k", "v")]  # as the dispatcher does for an operator
+    importlib.import_module("leanattn.ops")
+    given = torch.ops.leanattn.decode(arrays["q"], arrays["k"], arrays["v"], kv_lens=lens)
+    assert torch.equal(given, leanattn.decode(*resolved, kv_lens=lens))
 
 
 @pytest.mark.parametrize("order", ["torch first", "leanattn first"])
