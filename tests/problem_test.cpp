@@ -331,6 +331,7 @@ TEST(ProblemView, Defaults) {
 TEST(Problem, OffsetsOfAnotherLayoutAreNotOfTheLine) {
   const std::int32_t offsets[] = {0, 0, 0};
   Problem problem;
+  problem.q_heads = problem.kv_heads = 1;
   problem.cu_seqlens_kv = offsets;
   for (const KvLayout layout : {KvLayout::kBatched, KvLayout::kPaged}) {
     problem.kv_layout = layout;
