@@ -151,7 +151,12 @@ def _call(q, k, v, out, lse, small, plain, *, return_lse, options, workspace, st
             raise ValueError("out and lse with JAX arrays: JAX arrays are not written to")
         _arrays.wait_for((q, k, v, *(array for array in small if array is not None)))
     elif name == "torch":
-        _arrays.refuse_negated(q, k, v, out, *small[5:])
+        try:  # as quick as torch answers: 0.2 µs each
+            negated = q.is_neg() or k.is_neg() or v.is_neg() or (not new_out and out.is_neg())
+        except AttributeError:  # an array of another framework
+            negated = True
+        if negated or small[5] is not None or small[6] is not None:
+            _arrays.refuse_negated(q, k, v, out, *small[5:])
     if new_out:
         out = _arrays.empty(_out_shape(q, v), q.dtype, q)
     if new_lse:

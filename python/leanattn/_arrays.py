@@ -147,8 +147,7 @@ def described(array: Any) -> str:
 def refuse_negated(*arrays: Array) -> None:
     """torch may leave a negation undone in memory (`x.conj().imag`), where the library would not see it."""
     for array in arrays:
-        negated = getattr(array, "is_neg", None)
-        if negated is not None and negated():
+        if hasattr(array, "is_neg") and array.is_neg():
             raise ValueError(f"a tensor {described(array)} has torch's negative bit set: resolve_neg() makes an ordinary one")
 
 
