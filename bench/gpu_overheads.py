@@ -2,7 +2,7 @@
 """What options and features cost: lines of `leanattn bench --backend cuda --json` beside the same shapes without them, from one run.
 
 usage: gpu_overheads.py cases TABLE.txt KEY=VALUE...      every case of a table plain, then with each of these
-       gpu_overheads.py show LINES.jsonl                  a Markdown table: µs, ÷ floor, and what the plain case takes less
+       gpu_overheads.py show LINES.jsonl                  a Markdown table: µs, ÷ floor, and how much longer than the plain case
 
 Times are compared; but a case with a window reads less than the plain one, so there it is ratios to the floor of the own bytes.
 """
