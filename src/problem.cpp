@@ -43,12 +43,27 @@ void in_range(std::string_view name, std::int64_t value, std::int64_t least, std
   if (value < least || value > most) invalid("{} {}: must be {} to {}", name, value, least, most);
 }
 
-template <class Enum>
-void known_value(std::string_view name, Enum value, Enum last) {
+// What sentences call the values of an enum, which count from 0.
+constexpr const char* kDTypes[] = {"float32", "float16", "bfloat16"};
+constexpr const char* kLayouts[] = {"batched", "ragged", "paged"};
+constexpr const char* kLseBases[] = {"natural", "two"};
+constexpr const char* kBackends[] = {"auto", "cpu", "cuda"};
+constexpr const char* kPolicies[] = {"lean", "fa2", "flashdecoding"};
+constexpr const char* kHeadOrders[] = {"auto", "along", "beside"};
+
+template <class Enum, std::size_t n>
+void known_value(std::string_view name, Enum value, const char* const (&names)[n]) {
   const auto number = static_cast<std::int64_t>(value);
-  if (number < 0 || number > static_cast<std::int64_t>(last)) {
-    invalid("{} {}: known values are 0 to {}", name, number, static_cast<std::int64_t>(last));
-  }
+  if (number >= 0 && number < static_cast<std::int64_t>(n)) return;
+  std::string known;
+  for (std::size_t i = 0; i < n; ++i) known += fmt::format("{}{} ({})", i == 0 ? "" : ", ", i, names[i]);
+  invalid("{} {}: known values are {}", name, number, known);
+}
+
+// Of a value that known_value let pass.
+template <class Enum, std::size_t n>
+const char* name_of(Enum value, const char* const (&names)[n]) {
+  return names[static_cast<std::size_t>(value)];
 }
 
 void finite(std::string_view name, float value) {
@@ -126,16 +141,16 @@ void validate_shapes(const Problem& p) {
   if (p.cu_seqlens_q == nullptr && seq_rows * p.batch > kMostInt32) {
     invalid("batch {} with q_len {} and q_heads {}: at most {} rows", p.batch, p.q_len, p.q_heads, kMostInt32);
   }
-  known_value("q_dtype", p.q_dtype, DType::kBFloat16);
-  known_value("kv_dtype", p.kv_dtype, DType::kBFloat16);
+  known_value("q_dtype", p.q_dtype, kDTypes);
+  known_value("kv_dtype", p.kv_dtype, kDTypes);
   if (p.q_dtype != p.kv_dtype) {
-    reject(Status::kUnsupported, "kv_dtype {} with q_dtype {}: supported are equal ones", static_cast<int>(p.kv_dtype),
-           static_cast<int>(p.q_dtype));
+    reject(Status::kUnsupported, "kv_dtype {} with q_dtype {}: supported are equal ones", name_of(p.kv_dtype, kDTypes),
+           name_of(p.q_dtype, kDTypes));
   }
 }
 
 void validate_kv_shape(const Problem& p) {
-  known_value("kv_layout", p.kv_layout, KvLayout::kPaged);
+  known_value("kv_layout", p.kv_layout, kLayouts);
   if (p.kv_layout == KvLayout::kPaged) {
     at_least("page_size", p.page_size, 1);
     at_least("num_pages", p.num_pages, 0);
@@ -170,7 +185,7 @@ void validate_pointers(const Problem& p) {
   if (p.kv_layout == KvLayout::kRagged) {
     not_null("cu_seqlens_kv", p.cu_seqlens_kv, "kv_layout ragged and batch {}", p.batch);
   } else {
-    not_null("kv_lens", p.kv_lens, "kv_layout {} and batch {}", paged ? "paged" : "batched", p.batch);
+    not_null("kv_lens", p.kv_lens, "kv_layout {} and batch {}", name_of(p.kv_layout, kLayouts), p.batch);
   }
   if (paged && p.max_pages > 0) not_null("block_table", p.block_table, "kv_layout paged and max_pages {}", p.max_pages);
   if (p.q_len == 0) return;
@@ -230,16 +245,16 @@ void validate_logits(const Problem& p) {
   finite("scale", p.scale);
   finite("softcap", p.softcap);
   if (p.softcap < 0.0f) invalid("softcap {}: at least 0 is needed", p.softcap);
-  known_value("lse_base", p.lse_base, LseBase::kTwo);
+  known_value("lse_base", p.lse_base, kLseBases);
 }
 
 void validate_options(const Options& options) {
-  known_value("backend", options.backend, Backend::kCuda);
-  known_value("policy", options.policy, Policy::kFlashDecoding);
-  known_value("head_order", options.head_order, HeadOrder::kBeside);
+  known_value("backend", options.backend, kBackends);
+  known_value("policy", options.policy, kPolicies);
+  known_value("head_order", options.head_order, kHeadOrders);
   in_range("splits", options.splits, 0, kMostSplits);
   if (options.splits > 0 && options.policy != Policy::kFlashDecoding) {
-    invalid("splits {} with policy {}: only policy flashdecoding (2) takes splits", options.splits, static_cast<int>(options.policy));
+    invalid("splits {} with policy {}: only policy flashdecoding takes splits", options.splits, name_of(options.policy, kPolicies));
   }
   in_range("workers", options.workers, 0, kMostWorkers);
   if (options.executor.run != nullptr && options.workers == 0) invalid("workers 0 with an executor: at least 1 is needed");
@@ -343,8 +358,8 @@ void validate_merge(const MergeProblem& problem) {
   at_least("shards", p.shards, 1);
   at_least("rows", p.rows, 0);
   at_least("head_dim_v", p.head_dim_v, 1);
-  known_value("dtype", p.dtype, DType::kBFloat16);
-  known_value("lse_base", p.lse_base, LseBase::kTwo);
+  known_value("dtype", p.dtype, kDTypes);
+  known_value("lse_base", p.lse_base, kLseBases);
   const std::int64_t most = std::numeric_limits<std::int64_t>::max() / 4;
   if (p.rows > most / p.shards / p.head_dim_v) {
     invalid("rows {} with shards {} and head_dim_v {}: more than 2^63 - 1 bytes", p.rows, p.shards, p.head_dim_v);

@@ -335,7 +335,7 @@ TEST(CApi, Merge) {
   EXPECT_NEAR(lse, std::log(4.0f), 1e-6f);
   m.dtype = 7;
   EXPECT_EQ(leanattn_merge(&m), LEANATTN_INVALID_ARGUMENT);
-  EXPECT_STREQ(leanattn_last_error(), "dtype 7: known values are 0 to 2");
+  EXPECT_STREQ(leanattn_last_error(), "dtype 7: known values are 0 (float32), 1 (float16), 2 (bfloat16)");
   m.dtype = 0, m.shards = 0;
   EXPECT_EQ(leanattn_merge(&m), LEANATTN_INVALID_ARGUMENT);
   m.shards = 2, m.rows = -1;
