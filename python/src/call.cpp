@@ -25,12 +25,15 @@ void require_unit_stride(const Tensor& tensor) {
   }
 }
 
-void require_int32(const Tensor& tensor) {
-  if (tensor.element != Element::kInt32) invalid(fmt::format("{}: dtype int32 is needed", tensor.name));
-}
+void require_int32(const Tensor& tensor) { require_element(tensor, Element::kInt32, "int32"); }
 
-void require_float32(const Tensor& tensor) {
-  if (tensor.element != Element::kFloat32) invalid(fmt::format("{}: dtype float32 is needed", tensor.name));
+void require_float32(const Tensor& tensor) { require_element(tensor, Element::kFloat32, "float32"); }
+
+// like: another argument, of a type that was looked at before.
+void require_type_of(const Tensor& tensor, DType type, const char* like, nb::handle like_array) {
+  if (float_type(tensor) != type) {
+    invalid(fmt::format("{} of {}: {} is needed, as {} is", tensor.name, dtype_text(tensor.array), dtype_text(like_array), like));
+  }
 }
 
 template <class Enum>
@@ -99,7 +102,7 @@ Call::Call(const Arguments& arguments, const OptionsObject* options) {
   problem_.alibi_slopes = head_values(arguments.alibi_slopes, "alibi_slopes");
   problem_.sinks = head_values(arguments.sinks, "sinks");
   if (auto mask = take_optional(arguments.tree_mask, "tree_mask")) {
-    if (mask->element != Element::kUInt64 && mask->element != Element::kInt64) invalid("tree_mask: dtype uint64 or int64 is needed");
+    if (mask->element != Element::kInt64) require_element(*mask, Element::kUInt64, "uint64 or int64");
     require_shape(*mask, {total_q_, (static_cast<std::int64_t>(problem_.q_len) + 63) / 64}, "[total_q, ceil(q_len / 64)]");
     require_contiguous(*mask);
     problem_.tree_mask = static_cast<const std::uint64_t*>(mask->data);
@@ -202,8 +205,9 @@ void Call::set_keys(const Arguments& arguments) {
   }
   const int tokens = ndim - 3 + (arguments.heads_first ? 1 : 0), heads = ndim - 3 + (arguments.heads_first ? 0 : 1);
   Problem& p = problem_;
-  p.kv_dtype = float_type(k);
-  if (float_type(v) != p.kv_dtype) invalid("v: the dtype of k is needed");
+  p.kv_dtype = p.q_dtype;
+  require_type_of(k, p.q_dtype, "q", arguments.q);
+  require_type_of(v, p.q_dtype, "q", arguments.q);
   p.kv_heads = int32_of(k, heads);
   if (k.shape[ndim - 1] != p.head_dim) {
     invalid(fmt::format("k of shape {}: head_dim {} of q is needed", shape_text(k), p.head_dim));
@@ -259,7 +263,7 @@ void Call::set_output(const Arguments& arguments) {
     return;
   }
   const Tensor o = take(arguments.o, "out");
-  if (float_type(o) != p.q_dtype) invalid("out: the dtype of q is needed");
+  require_type_of(o, p.q_dtype, "q", arguments.q);
   const bool packed = p.cu_seqlens_q != nullptr;
   if (o.ndim == 4 && !packed) {
     require_shape(o, {p.batch, p.q_len, p.q_heads, p.head_dim_v}, "[batch, q_len, q_heads, head_dim_v]");

@@ -118,7 +118,7 @@ void merge_shards(nb::handle shard_o, nb::handle shard_lse, nb::handle o, nb::ha
   }
   for (const Tensor* tensor : {&all[1], &all.back()}) {
     if (all.size() == 3 && tensor == &all.back()) continue;
-    if (tensor->element != Element::kFloat32) invalid(std::string(tensor->name) + ": dtype float32 is needed");
+    require_element(*tensor, Element::kFloat32, "float32");
   }
   if (from_lse.elements() != problem.shards * problem.rows || to.elements() != problem.rows * problem.head_dim_v ||
       (all.size() == 4 && all[3].elements() != problem.rows) || float_type(to) != problem.dtype) {

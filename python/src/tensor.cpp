@@ -195,6 +195,7 @@ std::int64_t Tensor::elements() const {
 Tensor tensor_of(nb::handle array, const char* name) {
   Tensor tensor;
   tensor.name = name;
+  tensor.array = array;
   const dlpack::ExchangeApi* api = exchange_api(array);
   if (api != nullptr && api->tensor_of_object != nullptr) {
     dlpack::Tensor borrowed{};
@@ -230,13 +231,22 @@ void invalid(const std::string& sentence) { throw Error(Status::kInvalidArgument
 
 std::string shape_text(const Tensor& tensor) { return fmt::format("[{}]", fmt::join(tensor.shape, tensor.shape + tensor.ndim, ", ")); }
 
+std::string dtype_text(nb::handle array) {
+  const nb::object dtype = nb::getattr(array, "dtype", nb::none());
+  return dtype.is_none() ? "another dtype" : nb::str(dtype).c_str();
+}
+
 DType float_type(const Tensor& tensor) {
   switch (tensor.element) {
     case Element::kFloat32: return DType::kFloat32;
     case Element::kFloat16: return DType::kFloat16;
     case Element::kBFloat16: return DType::kBFloat16;
-    default: invalid(fmt::format("{}: supported dtypes are float32, float16 and bfloat16", tensor.name));
+    default: invalid(fmt::format("{} of {}: supported are float32, float16 and bfloat16", tensor.name, dtype_text(tensor.array)));
   }
+}
+
+void require_element(const Tensor& tensor, Element element, const char* needed) {
+  if (tensor.element != element) invalid(fmt::format("{} of {}: {} is needed", tensor.name, dtype_text(tensor.array), needed));
 }
 
 void require_shape(const Tensor& tensor, std::initializer_list<std::int64_t> shape, const char* meaning) {

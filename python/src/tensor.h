@@ -36,6 +36,7 @@ struct Tensor {
   Device device;
   bool read_only = false;
   nb::object owner;  // keeps the memory
+  nb::handle array;  // as it was given: for sentences, while the caller still holds it
 
   std::int64_t elements() const;
 };
@@ -49,7 +50,9 @@ void* stream_for(nb::handle array, Device device, std::optional<std::uintptr_t> 
 // --- Checks; each throws Error kInvalidArgument with a sentence that names the argument ---
 [[noreturn]] void invalid(const std::string& sentence);
 std::string shape_text(const Tensor& tensor);  // "[2, 8, 64]"
+std::string dtype_text(nb::handle array);      // as its framework writes it: "float64", "torch.float64"
 DType float_type(const Tensor& tensor);
+void require_element(const Tensor& tensor, Element element, const char* needed);
 void require_shape(const Tensor& tensor, std::initializer_list<std::int64_t> shape, const char* meaning);
 void require_contiguous(const Tensor& tensor);
 void require_writable(const Tensor& tensor);

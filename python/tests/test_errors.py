@@ -28,18 +28,22 @@ CASES = {
     ),
     "heads": ({"q": f32(3, 5, 64)}, "q_heads 5: must be a multiple of kv_heads 2"),
     "q dims": ({"q": f32(6, 64)}, r"q of shape \[6, 64\]: \[batch, q_heads, head_dim\] or"),
-    "q dtype": ({"q": np.zeros((3, 6, 64))}, "q: supported dtypes are float32, float16 and bfloat16"),
-    "mixed dtypes": ({"q": np.zeros((3, 6, 64), np.float16)}, "kv_dtype 0 with q_dtype 1: supported are equal ones"),
+    "q dtype": ({"q": np.zeros((3, 6, 64))}, "q of float64: supported are float32, float16 and bfloat16"),
+    "q of integers": ({"q": np.zeros((3, 6, 64), np.int8)}, "q of int8: supported are float32, float16 and bfloat16"),
+    "k dtype": ({"k": np.zeros((3, 133, 2, 64))}, "k of float64: supported are float32, float16 and bfloat16"),
+    "mixed dtypes": ({"q": np.zeros((3, 6, 64), np.float16)}, "k of float32: float16 is needed, as q is"),
+    "v of another dtype": ({"v": np.zeros((3, 133, 2, 64), np.float16)}, "v of float16: float32 is needed, as q is"),
     "batch": ({"k": f32(4, 9, 2, 64), "v": f32(4, 9, 2, 64)}, r"k of shape \[4, 9, 2, 64\]: batch 3 of q is needed"),
     "v": ({"v": f32(3, 8, 2, 64)}, r"v of shape \[3, 8, 2, 64\]: all but its last dimension as in k"),
     "head_dim of k": ({"k": f32(3, 133, 2, 32)}, "head_dim 64 of q is needed"),
     "stride": ({"q": f32(3, 6, 128)[..., ::2]}, "q: stride 2 of the last dimension: 1 is needed"),
-    "kv_lens dtype": ({"kv_lens": np.zeros(3, np.int64)}, "kv_lens: dtype int32 is needed"),
+    "kv_lens dtype": ({"kv_lens": np.zeros(3, np.int64)}, "kv_lens of int64: int32 is needed"),
     "kv_lens shape": ({"kv_lens": np.zeros(2, np.int32)}, r"kv_lens of shape \[2\]: \[batch\] = \[3\] is needed"),
     "kv_len": ({"kv_lens": np.array([1, 500, 2], np.int32)}, "seq 1: kv_len 500 is outside 0 to 133, kv_capacity"),
     "alibi": ({"alibi_slopes": f32(5)}, r"alibi_slopes of shape \[5\]: \[q_heads\] = \[6\] is needed"),
-    "sinks": ({"sinks": np.zeros(6)}, "sinks: dtype float32 is needed"),
+    "sinks": ({"sinks": np.zeros(6)}, "sinks of float64: float32 is needed"),
     "tree": ({"tree_mask": np.zeros((3, 2), np.uint64)}, r"tree_mask of shape \[3, 2\]: \[total_q, ceil\(q_len / 64\)\] = \[3, 1\]"),
+    "tree dtype": ({"tree_mask": np.zeros((3, 1), bool)}, "tree_mask of bool: uint64 or int64 is needed"),
     "window": ({"window_left": -2}, "window_left -2: at least -1 is needed"),
     "softcap": ({"softcap": -1.0}, "softcap -1: at least 0 is needed"),
     "kv_layout": ({"kv_layout": "DHN"}, "kv_layout 'DHN': known are 'NHD' and 'HND'"),
@@ -78,9 +82,9 @@ def test_refused_with_its_sentence(rng, name):
     ("changes", "sentence"),
     [
         ({"out": np.zeros((3, 6, 32), np.float32)}, r"out of shape \[3, 6, 32\]: \[batch, q_heads, head_dim_v\] = \[3, 6, 64\]"),
-        ({"out": np.zeros((3, 6, 64), np.float16)}, "out: the dtype of q is needed"),
+        ({"out": np.zeros((3, 6, 64), np.float16)}, "out of float16: float32 is needed, as q is"),
         ({"out": np.broadcast_to(np.zeros((1, 6, 64), np.float32), (3, 6, 64))}, "out is read-only|rows of"),
-        ({"lse": np.zeros((3, 6)), "return_lse": True}, "lse: dtype float32 is needed"),
+        ({"lse": np.zeros((3, 6)), "return_lse": True}, "lse of float64: float32 is needed"),
         ({"lse_base": 10}, "lse_base 10: known are 'e' and 2"),
         ({"options": "lean"}, "options is a str: leanattn.Options is needed"),
         ({"options": leanattn.Options(splits=2)}, "only policy flashdecoding"),
@@ -163,7 +167,7 @@ def test_offsets_past_the_arrays_are_refused(rng):
 def test_merge_refuses_what_does_not_fit():
     with pytest.raises(ValueError, match="do not fit"):
         leanattn.merge_shards(f32(2, 3, 4, 64), f32(2, 3, 5))
-    with pytest.raises(ValueError, match="lse: dtype float32"):
+    with pytest.raises(ValueError, match="lse of float64: float32 is needed"):
         leanattn.merge_shards(f32(2, 3, 64), np.zeros((2, 3)))
     with pytest.raises(ValueError, match=r"^o2 of shape \[3, 32\]: that of o1, \[3, 64\], is needed"):
         leanattn.merge(f32(3, 64), f32(3), f32(3, 32), f32(3))
