@@ -71,14 +71,27 @@ TEST_F(Cli, HelpAndVersion) {
   EXPECT_EQ(run("--version").exit_code, 0);
   for (const char* command : {"info", "check", "bench", "timeline", "plan", "demo"}) {
     EXPECT_TRUE(has(run("--help").out, command));
-    EXPECT_EQ(run(std::string(command) + " --help").exit_code, 0);
+    const Outcome help = run(std::string(command) + " --help");
+    EXPECT_EQ(help.exit_code, 0);
+    for (const char* words : {"Exit codes:", "  0  all", "  1  a check failed", "  2  the command line"}) {
+      EXPECT_TRUE(has(help.out, words)) << command << ": " << words;
+    }
   }
+}
+
+TEST_F(Cli, HelpOfTimelineIsOfAGpu) {
+  const std::string help = run("timeline --help").out;
+  for (const char* words : {"--replays INT:INT in [1 - 1000000]=25", "replays of a case's graph", "--blocks FILE",
+                            "a JSON line a thread block", "--cuda-path NAME", "--workers N", "--pdl"}) {
+    EXPECT_TRUE(has(help, words)) << words << ": " << help;
+  }
+  for (const char* of_the_cpu : {"--threads", "--isa", "--backend"}) EXPECT_FALSE(has(help, of_the_cpu)) << of_the_cpu;
 }
 
 TEST_F(Cli, HelpListsTheKeysOfACase) {
   for (const char* command : {"check", "bench"}) {
     const std::string help = run(std::string(command) + " --help").out;
-    for (const char* words : {"Without dtype a case is bf16", "  softcap ", "  spread ", "Exit code: 0"}) {
+    for (const char* words : {"Without dtype a case is bf16", "  softcap ", "  spread "}) {
       EXPECT_TRUE(has(help, words)) << command << ": " << words;
     }
   }
@@ -313,12 +326,24 @@ TEST_F(Cli, PlanInThreeForms) {
   const std::string plan = "plan 10k,1kx3 --q-heads 8 --kv-heads 2 --workers 4 --policy lean --policy fa2";
   EXPECT_TRUE(has(run(plan).out, "fa2"));
   EXPECT_TRUE(nlohmann::json::accept(run(plan + " --format json").out));
-  const Outcome svg = run(plan + " --format svg --output pictures/plan.svg");
+  const Outcome svg = run(plan + " --format svg --output plan.svg");
   EXPECT_EQ(svg.exit_code, 0) << svg.err;
-  std::ifstream in(path("pictures/plan.svg"));
+  std::ifstream in(path("plan.svg"));
   std::string first;
   std::getline(in, first);
   EXPECT_TRUE(has(first, "<svg") || has(first, "<?xml")) << first;
+}
+
+TEST_F(Cli, FoldersAreNotMade) {
+  const std::string trace = file("trace.jsonl", "{\"input_length\": 900, \"output_length\": 7}\n");
+  for (const std::string& command : {std::string("plan 1k"), "demo " + trace}) {
+    const Outcome outcome = run(command + " --output pictures/cut.svg");
+    EXPECT_EQ(outcome.exit_code, 1) << command;
+    EXPECT_EQ(outcome.out, "") << command << ": said before anything runs";
+    EXPECT_EQ(outcome.err, "leanattn: file \"pictures/cut.svg\": there is no folder \"pictures\"\n") << command;
+    EXPECT_FALSE(std::filesystem::exists(path("pictures"))) << command;
+    EXPECT_TRUE(has(run(command.substr(0, 4) + " --help").out, "in a folder that is there")) << command;
+  }
 }
 
 TEST_F(Cli, DemoOfAShortTrace) {

@@ -11,8 +11,9 @@ class App;
 namespace leanattn::tools {
 
 constexpr int kExitOk = 0;
-constexpr int kExitFailed = 1;  // a check that failed, an error of the library, no memory
-constexpr int kExitUsage = 2;   // a command line, case or file that cannot be read
+// What each stands for is in the footer of --help (main.cpp).
+constexpr int kExitFailed = 1;
+constexpr int kExitUsage = 2;
 
 using Command = std::function<int()>;
 

@@ -150,6 +150,7 @@ void print_problem(const DemoSettings& settings, const Case& step, const Options
 
 int run_demo(const DemoSettings& settings) {
   const std::vector<std::int32_t> contexts = trace_contexts(settings.trace);
+  require_folder(settings.output);
   RunSettings run_settings;
   run_settings.backend = settings.backend;
   if (settings.threads > 0) run_settings.threads = {settings.threads};
@@ -216,7 +217,9 @@ Command add_demo(CLI::App& app) {
       ->type_name("NAME")
       ->capture_default_str();
   command->add_option("--threads", settings->threads, "this many threads of the CPU")->check(CLI::Range(1, 1 << 16));
-  command->add_option("--output", settings->output, "where the picture goes (SVG)")->type_name("FILE")->capture_default_str();
+  command->add_option("--output", settings->output, "where the picture goes (SVG), in a folder that is there")
+      ->type_name("FILE")
+      ->capture_default_str();
   command->add_flag("--json", settings->json, "one JSON object a policy and line");
   return [settings] { return run_demo(*settings); };
 }

@@ -25,7 +25,14 @@ int run(int argc, char** argv) {
   CLI::App app("Exact decode attention: look at the machine, check, measure and draw it", "leanattn");
   app.set_version_flag("--version", std::string("leanattn ") + version());
   app.require_subcommand(1);
-  app.footer("Exit code: 0 all right; 1 a check failed or the library reported an error; 2 the command line or a case could not be read.");
+  // Subcommands added from here on have it too.
+  app.footer(
+      "Exit codes:\n"
+      "  0  all is right\n"
+      "  1  a check failed, the library refuses a case, or the run ended early: no memory, a build or machine without the GPU that was "
+      "asked\n"
+      "     for, a file that cannot be written\n"
+      "  2  the command line, a case or a file cannot be read");
   std::vector<Command> commands;
   for (const auto add : {add_info, add_check, add_bench, add_timeline, add_plan, add_demo}) commands.push_back(add(app));
   try {

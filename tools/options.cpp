@@ -45,18 +45,22 @@ void add_run_options(CLI::App& command, RunSettings& settings) {
       ->type_name("NAME")
       ->capture_default_str();
   command
+      .add_option("--threads", settings.threads,
+                  "workers instead of the case's own, each on a thread where the machine has one; may be repeated")
+      ->type_name("N")
+      ->allow_extra_args(false);
+  command.add_option("--isa", settings.isa, "an instruction set of `leanattn info` instead of the fastest")->type_name("NAME");
+  add_gpu_options(command, settings);
+}
+
+void add_gpu_options(CLI::App& command, RunSettings& settings) {
+  command
       .add_option("--policy", settings.policies, "lean, fa2, flashdecoding or flashdecoding:N instead of the case's own; may be repeated")
       ->type_name("NAME")
       ->allow_extra_args(false);
   command.add_option("--dtype", settings.dtypes, "f32, f16 or bf16 instead of the case's own; may be repeated")
       ->type_name("NAME")
       ->allow_extra_args(false);
-  command
-      .add_option("--threads", settings.threads,
-                  "workers instead of the case's own, each on a thread where the machine has one; may be repeated")
-      ->type_name("N")
-      ->allow_extra_args(false);
-  command.add_option("--isa", settings.isa, "an instruction set of `leanattn info` instead of the fastest")->type_name("NAME");
   command.add_option("--cuda-path", settings.cuda_path, "GPU: a kernel path of `leanattn info` instead of the fastest")->type_name("NAME");
   command.add_option("--workers", settings.thread_blocks, "GPU: thread blocks instead of the case's own workers")->type_name("N");
   command.add_flag("--pdl", settings.programmatic_launch, "GPU: each call starts while the one before it ends (programmatic launch)");

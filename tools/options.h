@@ -20,6 +20,8 @@ struct CaseChoice {
 
 void add_case_options(CLI::App& command, CaseChoice& choice);
 void add_run_options(CLI::App& command, RunSettings& settings);
+// Those of them that a GPU has, for a command that knows no CPU.
+void add_gpu_options(CLI::App& command, RunSettings& settings);
 
 // Cases of the files, then those of the words: a word with blanks is a case of its own, words without are one case together.
 // Throws CaseError.

@@ -87,7 +87,7 @@ Command add_plan(CLI::App& app) {
   command->add_option("--format", options->format, "text, json or svg")
       ->capture_default_str()
       ->check(CLI::IsMember({"text", "json", "svg"}));
-  command->add_option("--output", options->output, "a file instead of the terminal")->type_name("FILE");
+  command->add_option("--output", options->output, "a file, in a folder that is there, instead of the terminal")->type_name("FILE");
   return [options] { return run_plan(*options); };
 }
 

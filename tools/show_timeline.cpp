@@ -74,11 +74,11 @@ std::string block_lines(const Case& c, const Timeline& timeline, const std::vect
 int run_timeline(const CaseChoice& choice, RunSettings settings, const TimelineSettings& own) {
   const std::vector<std::string> marks = cuda::timeline_marks();
   if (marks.empty()) throw DeviceError("timeline: this build keeps none; configure with the preset timeline (LEANATTN_TIMELINE)");
-  if (settings.backend == "cpu") throw CaseError("timeline is of a GPU: --backend cpu has none");
   settings.backend = "cuda";
   check_settings(settings);
   const std::vector<Case> cases = expand(chosen_cases(choice), settings);
   if (cases.empty()) throw CaseError("timeline: expected a case, or --cases FILE such as bench/gpu_timeline.txt");
+  require_folder(own.blocks_file);
   Progress progress;
   std::string lines;
   bool all_right = true;
@@ -114,14 +114,19 @@ Command add_timeline(CLI::App& app) {
       "timeline",
       "GPU, in a build with LEANATTN_TIMELINE: when the thread blocks of a call come to which point of the kernel, in ns after the first "
       "block's entry: least, median, ninth decile and most over the blocks. Each case is checked, then run in graphs as by bench, and the "
-      "last call of a graph is looked at: that of median duration over the replays");
+      "last call of a graph is looked at");
   auto choice = std::make_shared<CaseChoice>();
   auto settings = std::make_shared<RunSettings>();
   auto own = std::make_shared<TimelineSettings>();
   add_case_options(*command, *choice);
-  add_run_options(*command, *settings);
-  command->add_option("--replays", own->replays, "of the graph of calls")->check(CLI::Range(1, 1000000));
-  command->add_option("--blocks", own->blocks_file, "write a JSON line a thread block into this file")->type_name("FILE");
+  add_gpu_options(*command, *settings);
+  command->add_option("--replays", own->replays, "replays of a case's graph of calls; that of median duration is shown")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 1000000));
+  command
+      ->add_option("--blocks", own->blocks_file,
+                   "a file, in a folder that is there: a JSON line a thread block with its ns at each mark, null where it did not come")
+      ->type_name("FILE");
   return [=] { return run_timeline(*choice, *settings, *own); };
 }
 
