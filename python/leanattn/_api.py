@@ -26,7 +26,7 @@ class Options:
     """How to compute. The values change speed and rounding, never meaning; those that the call's backend does not know are ignored.
 
     policy               "lean": equal stretches of the whole batch; "flashdecoding": `splits` parts of each output, 0 for the usual
-                         heuristic; "fa2": a worker an output
+                         heuristic; "fa2": a worker an output. "flashdecoding:3", as the command line and plan() write it, sets splits
     head_order           KV heads "along" the line or "beside" each other; "auto" lets the backend choose
     batch_invariant      a row's bits depend on its own sequence only, under every policy and worker count
     workers              CPU: at most so many threads, 0: OpenMP's number. CUDA: thread blocks, and no clusters of them; 0: one a
@@ -53,6 +53,12 @@ class Options:
     data_status: Any = dataclasses.field(default=None, compare=False)
 
     def __post_init__(self) -> None:
+        if isinstance(self.policy, str) and ":" in self.policy:
+            if self.splits != 0:
+                raise ValueError(f"splits {self.splits} with policy {self.policy}: one of them")
+            name, splits = parse_policy(self.policy)
+            object.__setattr__(self, "policy", name)  # so that the same options are equal, however they were written
+            object.__setattr__(self, "splits", splits)
         if not _arrays.tracing():
             _ = self._native
 
@@ -76,7 +82,7 @@ def parse_policy(name: str) -> tuple[str, int]:
     """A policy with its splits, as the command line writes it: "flashdecoding:4" → ("flashdecoding", 4)."""
     name, colon, splits = name.partition(":")
     if colon and not (name == "flashdecoding" and splits.isdecimal() and int(splits) > 0):
-        raise ValueError(f"policy {name}:{splits}: only flashdecoding takes splits, a whole number of them")
+        raise ValueError(f"policy {name}:{splits}: only flashdecoding takes splits, a whole number above 0")
     return name, int(splits or 0)
 
 

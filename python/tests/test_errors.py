@@ -136,10 +136,23 @@ def test_scale_0_is_not_the_default(rng):
 def test_options_know_their_names():
     with pytest.raises(ValueError, match="policy best: known are lean, fa2, flashdecoding"):
         leanattn.Options(policy="best")
+    for bad in ("lean:3", "flashdecoding:", "flashdecoding:0", "flashdecoding:x"):
+        with pytest.raises(ValueError, match=f"policy {bad}: only flashdecoding takes splits, a whole number above 0"):
+            leanattn.Options(policy=bad)
+    with pytest.raises(ValueError, match="splits 3 with policy flashdecoding:3: one of them"):
+        leanattn.Options(policy="flashdecoding:3", splits=3)
     with pytest.raises(ValueError, match="head_order up: known are auto, along, beside"):
         leanattn.Options(head_order="up")
     with pytest.raises(ValueError, match="device tpu: cpu, cuda or cuda:N"):
         leanattn.Workspace("tpu")
+
+
+def test_policy_with_its_splits(rng):
+    options = leanattn.Options(policy="flashdecoding:3", workers=2)
+    assert options == leanattn.Options(policy="flashdecoding", splits=3, workers=2)
+    problem = make_problem(rng)
+    apart = problem.run(options=leanattn.Options(policy="flashdecoding", splits=3))
+    np.testing.assert_array_equal(problem.run(options=options), apart)
 
 
 def test_bad_data_names_sequence_and_slot(rng):
