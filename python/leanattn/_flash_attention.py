@@ -30,9 +30,9 @@ def _check_room(pos: Any, room: int, block_table: Any, pages: int, page_of: Any)
 
 def _check_new(k: Any, v: Any, k_cache: Any, v_cache: Any, heads_axis: int) -> None:
     """What would otherwise be repeated along an axis, or rounded, without a word."""
-    if len(k.shape) != 4:
-        raise ValueError(f"k of shape {list(k.shape)}: [batch, new tokens, kv_heads, d] is needed")
     for name, new, cache in (("k", k, k_cache), ("v", v, v_cache)):
+        if getattr(new, "ndim", 0) != 4:
+            raise ValueError(f"{name} {_arrays.described(new)}: an array [batch, new tokens, kv_heads, d] is needed")
         needed = [k.shape[0], k.shape[1], cache.shape[heads_axis], cache.shape[3]]
         if list(new.shape) != needed:
             raise ValueError(f"{name} of shape {list(new.shape)}: [batch, new tokens, kv_heads, d] = {needed} is needed")
@@ -80,6 +80,8 @@ def append_kv(
     _check_new(k, v, k_cache, v_cache, 1 if heads_first else 2)
     kv_lens = _int32(kv_lens, "kv_lens", k_cache, k.shape[0])
     table = None if block_table is None else _int32(block_table, "block_table", k_cache, k.shape[0], 2)
+    if table is None and k.shape[0] > k_cache.shape[0]:
+        raise ValueError(f"k {_arrays.described(k)}: at most batch {k_cache.shape[0]} of k_cache")
     size = k_cache.shape[2 if heads_first else 1]
     where = {"device": kv_lens.device} if _arrays.framework(k_cache) == "torch" else {}
     pos = kv_lens[:, None] + xp.arange(k.shape[1], dtype=kv_lens.dtype, **where)[None, :]
@@ -103,6 +105,19 @@ def _refuse_dims(arrays: dict[str, Any]) -> None:
         if getattr(array, "ndim", 0) != 4:
             needed = "[batch, q_len, q_heads, d]" if name == "q" else "[batch, n, kv_heads, d] or [pages, page_size, kv_heads, d]"
             raise ValueError(f"{name} {_arrays.described(array)}: an array {needed} is needed")
+
+
+def _check_caches(q: Any, k_cache: Any, v_cache: Any, paged: bool) -> None:
+    """What decode would refuse as k and v, which here are the new tokens."""
+    for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
+        if cache.dtype != q.dtype:
+            raise ValueError(f"{name} of {cache.dtype}: {q.dtype} is needed, as q is")
+        if not paged and cache.shape[0] != q.shape[0]:
+            raise ValueError(f"{name} {_arrays.described(cache)}: batch {q.shape[0]} of q is needed")
+    if k_cache.shape[3] != q.shape[3]:
+        raise ValueError(f"k_cache {_arrays.described(k_cache)}: head_dim {q.shape[3]} of q is needed")
+    if k_cache.shape[:3] != v_cache.shape[:3]:
+        raise ValueError(f"v_cache {_arrays.described(v_cache)}: all but its last dimension as in k_cache, {list(k_cache.shape)}")
 
 
 def _with_splits(options: Options | None, num_splits: int) -> Options:
@@ -179,11 +194,14 @@ def flash_attn_with_kvcache(
         cache_seqlens = [int(cache_seqlens)] * batch
     if cache_seqlens is not None:
         cache_seqlens = _int32(cache_seqlens, "cache_seqlens", q, batch)
+    _check_caches(q, k_cache, v_cache, table is not None)
     if num_splits != 0:
         options = _with_splits(options, num_splits)
     if k is not None and v is not None:
         if cache_seqlens is None:
             raise ValueError("k and v without cache_seqlens: how many tokens are in the cache before them?")
+        if getattr(k, "shape", None) and k.shape[0] != batch:
+            raise ValueError(f"k {_arrays.described(k)}: batch {batch} of q is needed")
         append_kv(k, v, k_cache, v_cache, cache_seqlens, block_table=table)
         cache_seqlens = cache_seqlens + k.shape[1]
     rules: dict[str, Any] = {

@@ -105,6 +105,10 @@ def test_flash_attn_passes_options_on(rng, options_seen, num_splits):
     assert_close(out, None, problem.right(causal=False), "float32")
 
 
+def new_tokens(*shape):
+    return {"k": np.zeros(shape, np.float32), "v": np.zeros(shape, np.float32), "cache_seqlens": 5}
+
+
 @pytest.mark.parametrize(
     ("rules", "sentence"),
     [
@@ -117,9 +121,17 @@ def test_flash_attn_passes_options_on(rng, options_seen, num_splits):
             {"k": np.zeros((3, 4, 2, 64), np.float32), "v": np.zeros((3, 4, 2, 64), np.float32), "cache_seqlens": [1, 130, 2]},
             "seq 1: kv_len 130 and 4 new tokens are outside 0 to 133, the room of the cache",
         ),
+        (new_tokens(2, 1, 2, 64), r"k of shape \[2, 1, 2, 64\]: batch 3 of q is needed"),
+        (new_tokens(3, 1, 2, 64) | {"v": np.zeros((2, 1, 2, 64), np.float32)}, r"v of shape .* = \[3, 1, 2, 64\] is needed"),
+        (new_tokens(3, 2, 64), r"k of shape \[3, 2, 64\]: an array \[batch, new tokens, kv_heads, d\] is needed"),
+        (new_tokens(3, 1, 2, 64) | {"k": [1.0]}, r"k is a list: an array \[batch, new tokens, kv_heads, d\] is needed"),
         ({"q": np.zeros((3, 6, 64), np.float32)}, r"q of shape \[3, 6, 64\]: an array \[batch, q_len, q_heads, d\] is needed"),
         ({"q": [1.0]}, "q is a list: an array"),
         ({"k_cache": np.zeros((133, 2, 64), np.float32)}, r"k_cache of shape \[133, 2, 64\]: an array \[batch, n, kv_heads, d\] or"),
+        ({"k_cache": np.zeros((2, 133, 2, 64), np.float32)}, r"k_cache of shape \[2, 133, 2, 64\]: batch 3 of q is needed"),
+        ({"k_cache": np.zeros((3, 133, 2, 32), np.float32)}, r"k_cache of shape \[3, 133, 2, 32\]: head_dim 64 of q is needed"),
+        ({"k_cache": np.zeros((3, 133, 2, 64), np.float16)}, "k_cache of float16: float32 is needed, as q is"),
+        ({"v_cache": np.zeros((3, 132, 2, 64), np.float32)}, r"v_cache of shape .*: all but its last dimension as in k_cache, \[3, 133, 2"),
         ({"cache_seqlens": np.zeros(3, np.int64)}, "cache_seqlens of int64: int32 is needed"),
         ({"cache_seqlens": np.zeros(2, np.int32)}, r"cache_seqlens of shape \[2\]: \[batch\] = \[3\] is needed"),
         ({"cache_seqlens": [1, 2, 2.5]}, r"cache_seqlens\[2\] is 2.5: an integer of 32 bits is needed"),
@@ -178,6 +190,11 @@ def test_append_kv(rng, arrays, kv_layout):
         ({"k": np.ones((2, 3, 2, 64))}, "k of float64: float32 is needed, as k_cache is"),
         ({"kv_lens": [2**31 - 1, 4]}, "seq 0: kv_len 2147483647 and 3 new tokens are outside 0 to 16"),
         ({"kv_lens": [0, 1.5]}, r"kv_lens\[1\] is 1.5: an integer of 32 bits is needed"),
+        ({"v": [1.0]}, r"v is a list: an array \[batch, new tokens"),
+        (
+            {"k": np.ones((3, 3, 2, 64), np.float32), "v": np.ones((3, 3, 2, 64), np.float32), "kv_lens": [0, 4, 1]},
+            r"k of shape \[3, 3, 2, 64\]: at most batch 2 of k_cache",
+        ),
         ({"kv_lens": 3}, "kv_lens is a int: an int32 array"),
         ({"kv_lens": [0, 14]}, "seq 1: kv_len 14 and 3 new tokens"),
     ],
