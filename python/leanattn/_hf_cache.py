@@ -329,7 +329,7 @@ def _layer_like(layer: Any, max_len: int | None, chunked: bool) -> Any:
 
 
 class KVCache(Cache):
-    """K and V of a model, for generate(past_key_values=…) and for calls of the model. One token costs one write: nothing is concatenated
+    """K and V of a model, for generate(cache=…) and for calls of the model. One token costs one write: nothing is concatenated
     and nothing moves.
 
     config   the model's configuration: which layers have a window

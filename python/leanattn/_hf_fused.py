@@ -223,6 +223,9 @@ def _refusal(layer: Any) -> str | None:
         return f"head_dim {attention.head_dim}; supported are 32 to 256 in steps of 8"
     if any(linear.in_features % 8 or linear.in_features > 32768 for linear in linears):
         return "a width that is no multiple of 8, or above 32768"
+    for linear in linears:
+        if not linear.weight.is_cuda:
+            return f"weights on {linear.weight.device}; supported is a GPU, with CUDA"
     return None
 
 
@@ -231,7 +234,7 @@ def fuse(model: Any, name: str = "leanattn") -> Any:
 
     Other calls go where they went. The weights of q, k and v become one tensor that theirs are parts of, and modules inside a layer are not
     called in a fused step: call this when the model is loaded and where it stays, and nothing hooks on to its layers. Raises ValueError,
-    and changes nothing, where the layers are not those of a Llama.
+    and changes nothing, where the layers are not those of a Llama, where they do not lie on a GPU, or without Triton.
     """
     layers: list[Any] = list(model.get_decoder().layers)
     for layer in layers:

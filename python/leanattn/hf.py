@@ -4,11 +4,12 @@
     import leanattn.hf
     leanattn.hf.register()
     model = AutoModelForCausalLM.from_pretrained(name, attn_implementation="leanattn")
-    model.generate(**inputs, past_key_values=leanattn.hf.KVCache(model.config))
+    model.generate(**inputs, cache=leanattn.hf.KVCache(model.config), max_new_tokens=100)
 
 Decode steps (up to 64 new tokens behind cached ones) go to torch.ops.leanattn.decode, in place and through the strides that they have;
 prompts, training and whatever the kernel does not take go to PyTorch's scaled_dot_product_attention, or, with sinks or a soft-cap, which
 that does not know, to the same computation written out. Any cache of transformers works; KVCache is the one that copies nothing.
+Older versions of transformers 5 call the argument past_key_values.
 fuse(model) makes the other kernels of a Llama's decode step few as well.
 
 Under torch.compile a padding mask is taken as left padding, unseen; elsewhere it is looked at, and others go to PyTorch.

@@ -2,6 +2,7 @@
 """leanattn.hf against transformers' eager attention: logits, greedy tokens, and every way of generating."""
 
 import contextlib
+import pathlib
 
 import pytest
 
@@ -236,15 +237,22 @@ def test_compiled_in_place():
     assert layer.values[0, 0, 0].equal(2 * new[0, 0, 0]) and layer.values[0, 0, 1:].abs().max() == 0
 
 
-def test_fuse_leaves_other_calls_and_refuses_other_models():
-    """On the CPU nothing is fused: the same bits, and the names of the weights stay."""
+@pytest.mark.filterwarnings("error")
+def test_the_snippet_of_the_docs_runs_without_a_warning(tmp_path):
+    make_models("llama")[0].save_pretrained(tmp_path)
+    docs = pathlib.Path(__file__).parents[2] / "docs" / "huggingface.md"
+    snippet = docs.read_text().split("```python\n")[1].split("```")[0]
+    known = {"name": tmp_path, "inputs": {"input_ids": prompt(1, 20)}}
+    exec(snippet, known)
+    assert known["tokens"].shape == (1, 120)
+
+
+def test_fuse_refuses_the_cpu_and_other_models():
+    """It says why, with Triton or without, and the model stays what it was: the same bits, and the names of the weights."""
     model, _, _ = make_models("llama")
     ids, cuts = prompt(1, 60), [50, *range(51, 61)]
     names, right = list(model.state_dict()), run(model, ids, KVCache(model.config, 400), cuts)
-    if leanattn._hf_fused.triton is None:
-        with pytest.raises(ValueError, match="Triton"):
-            leanattn.hf.fuse(model)
-    else:
+    with pytest.raises(ValueError, match=r"^fuse: weights on cpu; supported is a GPU, with CUDA$"):
         leanattn.hf.fuse(model)
     assert list(model.state_dict()) == names
     assert torch.equal(run(model, ids, KVCache(model.config, 400), cuts), right)

@@ -90,7 +90,8 @@ def test_fused(graphs):
     lean, eager, exact = models_on_gpu("llama")
     ids, cuts = prompt(1, 100).cuda(), [70, *range(71, 101)]
     plain = run(lean, ids, KVCache(lean.config, 400), cuts)
-    assert leanattn.hf.fuse(lean) is lean
+    names = list(lean.state_dict())
+    assert leanattn.hf.fuse(lean) is lean and list(lean.state_dict()) == names
     cache = KVCache(lean.config, 400)
     fused = (replayed if graphs else run)(lean, ids, cache, cuts)
     assert not torch.equal(fused[:, 70:], plain[:, 70:])  # other kernels ran
