@@ -51,6 +51,12 @@ Element element_of(const dlpack::DataType& type) {
   return Element::kOther;
 }
 
+// What an array says of itself, or what is said for one that has no such attribute.
+std::string attribute_text(nb::handle array, const char* attribute, const std::string& otherwise) {
+  const nb::object value = nb::getattr(array, attribute, nb::none());
+  return value.is_none() ? otherwise : nb::str(value).c_str();
+}
+
 void require_dims(const char* name, std::int64_t ndim) {
   if (ndim > Tensor::kMostDims) invalid(fmt::format("{} has {} dimensions: at most {}", name, ndim, Tensor::kMostDims));
 }
@@ -78,7 +84,9 @@ void take(Tensor& tensor, const dlpack::Tensor& from) {
     case dlpack::kCudaHost: tensor.device = {}; break;
     case dlpack::kCuda:
     case dlpack::kCudaManaged: tensor.device = {true, from.device.device_id}; break;
-    default: invalid(fmt::format("{} lies on DLPack device type {}: supported are the CPU and CUDA", tensor.name, from.device.device_type));
+    default:
+      invalid(fmt::format("{} lies on {}: supported are the CPU and CUDA", tensor.name,
+                          attribute_text(tensor.array, "device", fmt::format("DLPack's device type {}", from.device.device_type))));
   }
   if (tensor.elements() == 0) tensor.data = from.data;
 }
@@ -231,10 +239,7 @@ void invalid(const std::string& sentence) { throw Error(Status::kInvalidArgument
 
 std::string shape_text(const Tensor& tensor) { return fmt::format("[{}]", fmt::join(tensor.shape, tensor.shape + tensor.ndim, ", ")); }
 
-std::string dtype_text(nb::handle array) {
-  const nb::object dtype = nb::getattr(array, "dtype", nb::none());
-  return dtype.is_none() ? "another dtype" : nb::str(dtype).c_str();
-}
+std::string dtype_text(nb::handle array) { return attribute_text(array, "dtype", "another dtype"); }
 
 DType float_type(const Tensor& tensor) {
   switch (tensor.element) {

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is wrong is a ValueError with a sentence that names it, and nothing is written."""
 
+import ctypes
+
 import numpy as np
 import pytest
 
@@ -145,6 +147,31 @@ def test_options_know_their_names():
         leanattn.Options(head_order="up")
     with pytest.raises(ValueError, match="device tpu: cpu, cuda or cuda:N"):
         leanattn.Workspace("tpu")
+
+
+class Elsewhere:
+    """Memory that says of itself to be that of an Apple GPU."""
+
+    device = "mps:0"
+
+    def __dlpack_device__(self):
+        return 8, 0
+
+    def __dlpack__(self, **_):
+        capsule = f32(3, 133, 2, 64).__dlpack__()
+        pointer = ctypes.pythonapi.PyCapsule_GetPointer
+        pointer.restype, pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
+        ctypes.c_int32.from_address(pointer(capsule, b"dltensor") + 8).value = 8  # behind the address of the data
+        return capsule
+
+
+def test_another_device_is_named(rng, monkeypatch):
+    array = Elsewhere()
+    with pytest.raises(ValueError, match=r"^k lies on mps:0: supported are the CPU and CUDA"):
+        changed(make_problem(rng), k=array).run()
+    monkeypatch.delattr(Elsewhere, "device")
+    with pytest.raises(ValueError, match=r"^k lies on DLPack's device type 8: supported are"):
+        changed(make_problem(rng), k=array).run()
 
 
 def test_policy_with_its_splits(rng):
