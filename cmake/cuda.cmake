@@ -29,14 +29,18 @@ target_compile_options(leanattn_cuda_flags INTERFACE
   "$<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-Wall,-Wextra;--expt-relaxed-constexpr>")
 
 add_library(leanattn_cuda_objects OBJECT src/cuda/backend.cu src/cuda/inst_bf16.cu src/cuda/inst_f16.cu src/cuda/merge.cu)
-set_target_properties(leanattn_cuda_objects PROPERTIES
-  POSITION_INDEPENDENT_CODE ON CXX_VISIBILITY_PRESET hidden CUDA_VISIBILITY_PRESET hidden VISIBILITY_INLINES_HIDDEN ON)
-target_include_directories(leanattn_cuda_objects PRIVATE include src)
-target_link_libraries(leanattn_cuda_objects PRIVATE leanattn_cuda_flags CUDA::cudart_static)
-if(LEANATTN_TIMELINE)
-  target_compile_definitions(leanattn_cuda_objects PRIVATE LEANATTN_TIMELINE)
-endif()
-set(LEANATTN_CUDA_OBJECTS $<TARGET_OBJECTS:leanattn_cuda_objects>)
+add_library(leanattn_cuda_90a_objects OBJECT src/cuda/inst_warpgroup.cu)
+set_target_properties(leanattn_cuda_90a_objects PROPERTIES CUDA_ARCHITECTURES 90a-real)  # wgmma is nowhere else, not even later
+foreach(part leanattn_cuda_objects leanattn_cuda_90a_objects)
+  set_target_properties(${part} PROPERTIES
+    POSITION_INDEPENDENT_CODE ON CXX_VISIBILITY_PRESET hidden CUDA_VISIBILITY_PRESET hidden VISIBILITY_INLINES_HIDDEN ON)
+  target_include_directories(${part} PRIVATE include src)
+  target_link_libraries(${part} PRIVATE leanattn_cuda_flags CUDA::cudart_static)
+  if(LEANATTN_TIMELINE)
+    target_compile_definitions(${part} PRIVATE LEANATTN_TIMELINE)
+  endif()
+endforeach()
+set(LEANATTN_CUDA_OBJECTS $<TARGET_OBJECTS:leanattn_cuda_objects> $<TARGET_OBJECTS:leanattn_cuda_90a_objects>)
 set(LEANATTN_CUDA_LIBRARY CUDA::cudart_static)
 
 if(LEANATTN_BUILD_TESTS)

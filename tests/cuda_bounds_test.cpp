@@ -58,6 +58,8 @@ TEST_F(CudaBounds, FiveMillionTilesInOneBlockLong) {
   lens[77] = 5'000'000 * kTileTokens + 13;
   SharedCache cache(lens, 4096, 8, DType::kFloat16);
   expect_no_fault(cache, {{Policy::kFlashDecoding, 0, 0}, {Policy::kFlashDecoding, 1024, 0}});
+  SharedCache rows_of_a_warpgroup({5'000'000 * kTileTokens + 13}, 4096, 40, DType::kBFloat16);
+  expect_no_fault(rows_of_a_warpgroup, {{Policy::kLean, 0, 1}});
 }
 
 // --- Many sequences ---
@@ -141,19 +143,21 @@ constexpr std::size_t kRangeBytes = std::size_t{120} << 30;
 constexpr std::int64_t kFarElements = std::int64_t{57} << 30;  // 114 GiB
 
 TEST_F(CudaBounds, S4_PagesBeyondHundredGigabytesLong) {
-  // Pages of 4 MB and 48 bytes, keys in the first half of a page, values in the second: id 28,000 lies at 117 GB.
-  constexpr std::int64_t kPageStride = (std::int64_t{2} << 20) + 24;
-  const auto spread = [](Problem& p, std::vector<std::int32_t>& table) {
-    p.k.outer_stride = p.v.outer_stride = kPageStride;
-    p.num_pages = 30'000;
-    int next = 0;
-    for (int seq = 0; seq < p.batch; ++seq) {
-      for (int slot = 0; slot * p.page_size < seq_kv_len(p, seq); ++slot)
-        table[static_cast<std::size_t>(seq * block_table_stride(p) + slot)] = 28'000 - 3011 * next++;
-    }
-  };
-  expect_right_at("- 4 2 64 75,33 page=16", {kRangeBytes, 1 << 20, spread});
-  expect_right_at("- 8 2 128 75,33 page=16 dtype=f16 q_len=3", {kRangeBytes, 1 << 20, spread});
+  // Pages of 4 MB and some bytes, keys in the first half of a page, values in the second: id 28,000 lies at 117 GB. In units of what
+  // divides all strides (KvRows::page_units) that is more than 32 bits hold, and more than 31.
+  for (const std::int64_t more : {24, 16}) {
+    const auto spread = [&](Problem& p, std::vector<std::int32_t>& table) {
+      p.k.outer_stride = p.v.outer_stride = (std::int64_t{2} << 20) + more;
+      p.num_pages = 30'000;
+      int next = 0;
+      for (int seq = 0; seq < p.batch; ++seq) {
+        for (int slot = 0; slot * p.page_size < seq_kv_len(p, seq); ++slot)
+          table[static_cast<std::size_t>(seq * block_table_stride(p) + slot)] = 28'000 - 3011 * next++;
+      }
+    };
+    expect_right_at("- 4 2 64 75,33 page=16", {kRangeBytes, 1 << 20, spread});
+    expect_right_at("- 8 2 128 75,33 page=16 dtype=f16 q_len=3", {kRangeBytes, 1 << 20, spread});
+  }
 }
 
 TEST_F(CudaBounds, S4_StridesBeyondHundredGigabytesLong) {

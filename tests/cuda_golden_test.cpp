@@ -36,7 +36,7 @@ class CudaGolden : public CudaTest {};
 class CudaSmall : public CudaTest {};
 
 // A window that hides nothing takes the variants of masks and logit rules, with check_data those in full: the bits stay those of the plain
-// ones, whether the window is cut off at the stage or not.
+// ones, whether the window is cut off at the stage or not. Up to 32 rows: more have variants of their own (is_warpgroup).
 TEST_F(CudaGolden, OneFeatureOrAllGiveTheSameBits) {
   for (const char* line : {"1 8 1 128 1000", "3 32 8 128 4096", "1 12 12 64 3000", "40 8 2 64 300", "- 32 8 128 20000,17,3000,1",
                            "2 8 4 128 700 q_len=3", "- 4 1 64 5000,64,1 page=16 q_len=2"}) {

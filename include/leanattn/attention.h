@@ -61,7 +61,8 @@ LEANATTN_API void merge(const MergeProblem& problem, const Options& options = {}
 LEANATTN_API std::vector<std::string> cpu_isas();
 
 // Names of the kernel paths that the CUDA backend can run on the current device, fastest first: "sm_90", with clusters of thread blocks
-// where they pay, for compute capability 9.0 and later, and "portable", for 8.0 and later. Empty where backend_available(kCuda) is false.
+// where they pay, for compute capability 9.0 and later (and wgmma, on 9.0 alone), and "portable", for 8.0 and later. Empty where
+// backend_available(kCuda) is false.
 LEANATTN_API std::vector<std::string> cuda_paths();
 
 // "0.1.0".

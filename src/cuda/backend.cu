@@ -85,6 +85,13 @@ int code_architecture() {
   return found;
 }
 
+// variant: one of kVariants.
+Kernel kernel_of(DType dtype, const Variant& variant) {
+  const bool bfloat16 = dtype == DType::kBFloat16;
+  if (is_warpgroup(variant)) return bfloat16 ? warpgroup_bfloat16_kernel(variant) : warpgroup_float16_kernel(variant);
+  return bfloat16 ? bfloat16_kernel(variant) : float16_kernel(variant);
+}
+
 // Why nothing can run on the current device; empty where it can.
 std::string absence() {
   int devices = 0;
@@ -210,13 +217,14 @@ void own_stretches(const Problem& problem, std::int64_t most_tiles, bool in_clus
   if (cut.cluster > 1) plan.shared_bytes += exchange_bytes(plan.kernel, cut.cluster);
 }
 
-// Code for less than 9.0 has the variants in full only (decode.cuh).
-Variant choose_variant(const Problem& problem, const Options& options, std::int64_t most_rows, int architecture) {
+// Code for less than 9.0 has the variants in full only (decode.cuh). The portable path takes none that one architecture alone has.
+Variant choose_variant(const Problem& problem, const Options& options, std::int64_t most_rows, const Plan& plan) {
   const int rows = static_cast<int>(std::min<std::int64_t>(most_rows, 1 << 20));
   const Features features = needed_features(problem, options);
-  if (architecture >= 90 && features != Features::kFull) {
+  if (plan.architecture >= 90 && features != Features::kFull) {
     const Variant variant = find_variant(problem.head_dim, problem.head_dim, rows, features);
-    if (variant.head_dim == problem.head_dim && (rows <= variant.rows || features == Features::kPlain)) return variant;
+    const bool runs = !is_warpgroup(variant) || (plan.device.capability == 90 && !is_portable(options));
+    if (runs && variant.head_dim == problem.head_dim && (rows <= variant.rows || features == Features::kPlain)) return variant;
   }
   return find_variant(problem.head_dim, head_dim_v(problem), rows, Features::kFull);
 }
@@ -232,8 +240,8 @@ Plan make_plan(const Problem& problem, const Options& options) {
     reject_cuda_path(options.cuda_path, names);
   }
   const std::int64_t most_rows = static_cast<std::int64_t>(problem.q_len) * group(problem);
-  plan.variant = choose_variant(problem, options, most_rows, plan.architecture);
-  plan.kernel = (problem.q_dtype == DType::kBFloat16 ? bfloat16_kernel : float16_kernel)(plan.variant);
+  plan.variant = choose_variant(problem, options, most_rows, plan);
+  plan.kernel = kernel_of(problem.q_dtype, plan.variant);
   const int stage_bytes = plan.kernel.stage_tokens * (problem.head_dim + head_dim_v(problem)) * 2;  // that are read
   plan.stages = std::clamp((kBytesInFlight + stage_bytes - 1) / stage_bytes, 2, kMaxStages);
   const auto bytes = [&] { return plan.kernel.fixed_shared_bytes + plan.stages * plan.kernel.stage_shared_bytes; };

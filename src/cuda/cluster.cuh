@@ -49,7 +49,7 @@ __device__ __forceinline__ void push_partial(const RowState<C>& state, const Row
     const int tile = i / C::kHalves, half = i % C::kHalves;
 #pragma unroll
     for (int j = 0; j < C::kRowVectors; ++j) {
-      const int index = (((group * kGroupWarps + warp) * C::kLaneRows + i) * C::kRowVectors + j) * kWarp + lane;
+      const int index = (((group * C::kGroupWarps + warp) * C::kLaneRows + i) * C::kRowVectors + j) * kWarp + lane;
       const int owner = p.of_slice.of(index);
       float v[4];
 #pragma unroll
@@ -58,8 +58,11 @@ __device__ __forceinline__ void push_partial(const RowState<C>& state, const Row
       ptx::push_16(ptx::in_block(parts_at + (index - owner * slice) * 16, owner), make_float4(v[0], v[1], v[2], v[3]),
                    ptx::in_block(barrier, owner));
     }
-    const int reader = warp * 4 + lane % 4;  // the four lanes of a row, in four warps, tell up to 16 blocks
-    if (reader < blocks && reader * slice < C::kVectors) {
+    // The four lanes of a row, in all warps that share it, tell all blocks.
+#pragma unroll
+    for (int more = 0; more < kMaxCluster; more += 4 * C::kGroupWarps) {
+      const int reader = more + warp * 4 + lane % 4;
+      if (reader >= blocks || reader * slice >= C::kVectors) continue;
       const std::uint32_t to = rows_at + (group * C::kGroupRows + group_row<C>(i, lane)) * 8;
       ptx::push_8(ptx::in_block(to, reader), make_float2(rows[i].max, is_checked<C>(p) && faulty ? -1.0f : rows[i].sum),
                   ptx::in_block(barrier, reader));
@@ -148,7 +151,7 @@ __device__ __forceinline__ void finish_in_cluster(const RowState<C>& state, cons
   const int blocks = p.line.cluster_stretches, slice = p.cluster_slice, rank = ptx::cluster_rank();
   const Exchange<C> exchange(shared, blocks, slice);
   push_partial<C>(state, rows, exchange, p, shared, faulty, group, warp, lane);
-  const int consumer_warp = group * kGroupWarps + warp, thread = consumer_warp * kWarp + lane;
+  const int consumer_warp = group * C::kGroupWarps + warp, thread = consumer_warp * kWarp + lane;
   const bool marks = thread == 0;
   if (marks) mark(p, Mark::kPublished);
   const int vectors = own_vectors<C>(p, rank);
@@ -158,7 +161,7 @@ __device__ __forceinline__ void finish_in_cluster(const RowState<C>& state, cons
 #pragma unroll 1
   for (int at = thread; at < vectors; at += C::kConsumers) {
     const VectorPlace<C> place(rank * slice + at);
-    const OutputRow to = OutputRow::of<C>(p, info, place.row(), place.consumer_warp % kGroupWarps, place.lane);
+    const OutputRow to = OutputRow::of<C>(p, info, place.row(), place.consumer_warp % C::kGroupWarps, place.lane);
     ptx::mbarrier_wait_cluster(&shared.received, 0);
     if (marks) mark(p, Mark::kCounted);
     float values[4];
@@ -184,7 +187,7 @@ __device__ __forceinline__ void finish_in_cluster(const RowState<C>& state, cons
 #pragma unroll 1
     for (int at = thread; at < vectors; at += C::kConsumers) {
       const VectorPlace<C> place(rank * slice + at);
-      const OutputRow to = OutputRow::of<C>(p, info, place.row(), place.consumer_warp % kGroupWarps, place.lane);
+      const OutputRow to = OutputRow::of<C>(p, info, place.row(), place.consumer_warp % C::kGroupWarps, place.lane);
       const float4* const values_at = p.partial_values + first_slot * C::kVectors + rank * slice + at;
       const float2* const rows_at = slot_place<C>(p, first_slot, place.consumer_warp).rows + group_row<C>(place.lane_row, place.lane);
       float values[4];

@@ -6,7 +6,7 @@
 //   kRows       packed rows of an output (variants.h)
 //   kFeatures   what there is code for (variants.h)
 //
-// Warps: kGroups groups of four consumer warps, each for up to 32 of the rows, then four producer warps.
+// Warps: kGroups groups of four consumer warps, each for up to 32 of the rows, or one warpgroup; then four producer warps.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -21,8 +21,6 @@
 namespace leanattn::cuda {
 
 constexpr int kWarp = 32;
-constexpr int kGroupWarps = 4;
-constexpr int kGroupThreads = kGroupWarps * kWarp;
 constexpr int kProducerThreads = 4 * kWarp;
 constexpr int kMmaTokens = 16;  // tokens that a step of P·V takes
 
@@ -44,6 +42,10 @@ struct Element<__nv_bfloat16> {
   __device__ static __forceinline__ void mma(float (&c)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1) {
     ptx::mma_bf16(c, a, b0, b1);
   }
+  template <bool kTransposed>
+  __device__ static __forceinline__ void wgmma(float (&c)[8][4], const std::uint32_t (&a)[4], std::uint64_t b, bool adds) {
+    ptx::wgmma_bf16<kTransposed>(c, a, b, adds);
+  }
   __device__ static __forceinline__ std::uint32_t pack(float low, float high) {
     const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
     return reinterpret_cast<const std::uint32_t&>(pair);
@@ -54,6 +56,10 @@ template <>
 struct Element<__half> {
   __device__ static __forceinline__ void mma(float (&c)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1) {
     ptx::mma_f16(c, a, b0, b1);
+  }
+  template <bool kTransposed>
+  __device__ static __forceinline__ void wgmma(float (&c)[8][4], const std::uint32_t (&a)[4], std::uint64_t b, bool adds) {
+    ptx::wgmma_f16<kTransposed>(c, a, b, adds);
   }
   __device__ static __forceinline__ std::uint32_t pack(float low, float high) {
     const __half2 pair = __floats2half2_rn(low, high);
@@ -72,7 +78,11 @@ struct Config {
   static constexpr int kTokens = stage_tokens(kHeadDim);  // of a stage
   static constexpr int kChunkTiles = chunk_tiles(kHeadDim);
 
-  static constexpr int kGroups = kRows > 16 ? 2 : 1;  // 16 rows leave four warps time to wait for each other, more do not
+  // Four warps as one warpgroup (warpgroup.cuh): each is a group of its own, with 16 rows and all dims.
+  static constexpr bool kWarpgroup = is_warpgroup({kHeadDim, kRows, kFeatures});
+  static constexpr int kGroups = kWarpgroup ? 4 : kRows > 16 ? 2 : 1;  // 16 rows leave four warps time to wait for each other, more do not
+  static constexpr int kGroupWarps = kWarpgroup ? 1 : 4;
+  static constexpr int kGroupThreads = kGroupWarps * kWarp;
   static constexpr int kGroupRows = kRows / kGroups;
   static constexpr int kRowTiles = kGroupRows > 16 ? 2 : 1;  // of 16 rows, as the matrix units take them
   static constexpr int kHalves = kGroupRows == 8 ? 1 : 2;    // of 8 rows of a row tile that are in use
@@ -96,10 +106,13 @@ struct Config {
   static constexpr int kRowBytes = kHeadDim * 2;
   static constexpr int kRowChunks = kRowBytes / 16;
   static constexpr int kStageBytes = kTokens * kRowBytes;  // of K; V as much
+  // A token's chunks in K and V: side by side, or in columns of 128 bytes, each of all tokens, as wgmma takes them.
+  static constexpr int kColumnChunks = kWarpgroup ? 8 : kRowChunks;
+  static constexpr int kColumnBytes = kColumnChunks * 16;
   static constexpr int kQRows = kGroups * kPaddedRows;
   static constexpr int kQBytes = kQRows * kRowBytes;
 
-  static_assert(kHeadDim % 32 == 0, "each of four warps takes whole steps of 8 dims");
+  static_assert(kHeadDim % (kGroupWarps * 8) == 0, "each warp of a group takes whole steps of 8 dims");
   // The producers take whole rows: kPassTokens of them at once, eight passes or more a tile.
   static constexpr int kPassTokens = kRowChunks == 12 ? 8 : kProducerThreads / kRowChunks;
   static constexpr int kPasses = kTokens / kPassTokens;
@@ -171,6 +184,13 @@ __device__ __forceinline__ int swizzled(int row, int chunk) {
   return row * kRowChunks + (kRowChunks % 8 == 0 ? chunk ^ (row & 7) : chunk ^ (row >> 1 & 3));
 }
 
+// Byte offset of a token's chunk in K or V of a stage.
+template <class C>
+__device__ __forceinline__ std::uint32_t kv_place(int token, int chunk) {
+  if constexpr (!C::kWarpgroup) return swizzled<C::kRowChunks>(token, chunk) * 16;
+  return chunk / C::kColumnChunks * (C::kTokens * C::kColumnBytes) + swizzled<C::kColumnChunks>(token, chunk % C::kColumnChunks) * 16;
+}
+
 // What a stage holds: neighbouring tokens of one segment.
 struct alignas(16) Stage {
   enum Flag {
@@ -225,16 +245,18 @@ struct RowRule {
 // Dynamic shared memory, in this order: K and V stages, Q of each stage's segment, then this.
 template <class C>
 struct Shared {
-  alignas(128) std::uint16_t weights[C::kGroups][C::kPaddedRows * C::kTokens];  // P of a stage, swizzled
-  float warp_max[C::kGroups][kGroupWarps][C::kGroupRows];                       // largest logit of each warp's tokens in a stage
-  float warp_sum[C::kGroups][kGroupWarps][C::kGroupRows];                       // ℓ of each warp's tokens, at a segment's end
-  Stage stages[kMaxStages];
-  SegmentInfo segments[kMaxStages];
-  SegmentInfo pending[C::kConsumerWarps][2];  // tree.cuh
-  RowRule row_rules[C::kGroups][kGroupWarps][C::kGroupRows];
+  // First: racecheck takes a barrier's offset in here for its address when it is set up, and would find stages there.
   std::uint64_t full[kMaxStages];   // producers → consumers: kProducerThreads copies landed, 1 stage record written
   std::uint64_t empty[kMaxStages];  // consumer warps → producers
   std::uint64_t received;           // cluster → consumers: the parts of this block's slice are here (cluster.cuh)
+  alignas(128) std::uint16_t weights[C::kGroups][C::kWarpgroup ? 8 : C::kPaddedRows * C::kTokens];  // P of a stage, swizzled
+  float warp_max[C::kGroups][C::kGroupWarps][C::kGroupRows];   // largest logit of each warp's tokens in a stage
+  float warp_sums[C::kGroups][C::kGroupWarps][C::kGroupRows];  // ℓ of each warp's tokens, at a segment's end
+  float2 earlier[C::kGroups][C::kGroupWarps][C::kGroupRows];   // (m, ℓ) of tokens before, as keep_sums says
+  Stage stages[kMaxStages];
+  SegmentInfo segments[kMaxStages];
+  SegmentInfo pending[C::kConsumerWarps][2];  // tree.cuh
+  RowRule row_rules[C::kGroups][C::kGroupWarps][C::kGroupRows];
   long long scan_units[kProducerThreads / kWarp];
   long long scan_longest[kProducerThreads / kWarp];
   Cursor cursor;

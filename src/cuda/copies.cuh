@@ -19,15 +19,17 @@ struct KvBase {
 template <class C>
 class KvCopies {
  public:
-  __device__ KvCopies(const Params& params, unsigned tid)
+  // stages_at: of the first stage.
+  __device__ KvCopies(const Params& params, unsigned tid, std::uint32_t stages_at)
       : p_(params),
         tid_(tid),
+        stages_at_(stages_at),
         policy_(ptx::evict_first_policy()),
         pass_token_(tid / C::kRowChunks),
         chunk_(tid % C::kRowChunks),
         warp_row_(pass_token_ - tid / kWarp * kWarp / C::kRowChunks),
         page_token_(page_token(tid)) {
-    for (int i = 0; i < C::kPassPlaces; ++i) place_[i] = ptx::kept(swizzled<C::kRowChunks>(i * C::kPassTokens + pass_token_, chunk_) * 16);
+    for (int i = 0; i < C::kPassPlaces; ++i) place_[i] = ptx::kept(stages_at + kv_place<C>(i * C::kPassTokens + pass_token_, chunk_));
   }
 
   __device__ __forceinline__ KvBase base(int kv_head, int seq) const {
@@ -73,18 +75,18 @@ class KvCopies {
     return ptx::named_barrier_any(kProducerBarrier, kProducerThreads, faulty);
   }
 
-  // K and V of the stage that find_rows was called for.
-  __device__ __forceinline__ void load(const Stage& stage, const KvBase& base, std::uint32_t k_at, std::uint32_t v_at) const {
-    const int filled = (stage.tokens + kMmaTokens - 1) / kMmaTokens * kMmaTokens;  // the matrix units read whole steps
+  // K and V of the stage that find_rows was called for, `at` bytes behind the first stage.
+  __device__ __forceinline__ void load(const Stage& stage, const KvBase& base, std::uint32_t at) const {
+    const std::uint32_t k_at = at, v_at = at + C::kStageBytes;
     if (is_general<C>(p_)) [[unlikely]] {
-      load_general(k_at, base.k, p_.k, p_.head_dim, stage, filled, base.pages);
-      load_general(v_at, base.v, p_.v, p_.head_dim_v, stage, filled, base.pages);
+      load_general(k_at, base.k, p_.k, p_.head_dim, stage, base.pages);
+      load_general(v_at, base.v, p_.v, p_.head_dim_v, stage, base.pages);
     } else if (C::kPassTokens * C::kRowChunks == kProducerThreads || pass_token_ < C::kPassTokens) {
       if (__builtin_expect(base.pages == nullptr, 1)) {
-        load_rows(k_at, base.k, p_.k, p_.head_dim, stage, filled);
-        load_rows(v_at, base.v, p_.v, p_.head_dim_v, stage, filled);
+        load_rows(k_at, base.k, p_.k, p_.head_dim, stage);
+        load_rows(v_at, base.v, p_.v, p_.head_dim_v, stage);
       } else {
-        load_pages(k_at, v_at, base, stage, filled);
+        load_pages(k_at, v_at, base, stage);
       }
     }
   }
@@ -98,35 +100,33 @@ class KvCopies {
 
   __device__ __forceinline__ int page_of(int token) const { return p_.page.of(token); }
 
-  // This thread's chunk of the row that it copies in pass i.
+  // In the first stage, this thread's chunk of the row of K that it copies in pass i.
   __device__ __forceinline__ std::uint32_t place(int i) const {
-    return place_[i % C::kPassPlaces] + i / C::kPassPlaces * C::kPassPlaces * C::kPassTokens * C::kRowBytes;
+    return place_[i % C::kPassPlaces] + i / C::kPassPlaces * C::kPassPlaces * C::kPassTokens * C::kColumnBytes;
   }
 
-  // How many tokens of `filled` this thread's chunk is written for: none where it lies beyond the row.
-  __device__ __forceinline__ int filled_of(int dim, int filled) const { return is_padded<C>(p_) && chunk_ * 8 >= dim ? 0 : filled; }
+  // Whether this thread's chunk is one of the row's. Tokens that a stage lacks are zeros: the matrix units take all of it.
+  __device__ __forceinline__ bool writes(int dim) const { return !is_padded<C>(p_) || chunk_ * 8 < dim; }
 
   // K or V of a stage in 16-byte copies; tokens lie token_stride apart.
-  __device__ __forceinline__ void load_rows(std::uint32_t to, const std::uint16_t* base, const KvRows& rows, int dim, const Stage& stage,
-                                            int filled) const {
+  __device__ __forceinline__ void load_rows(std::uint32_t to, const std::uint16_t* base, const KvRows& rows, int dim,
+                                            const Stage& stage) const {
     const std::uint16_t* from = base + (stage.token_begin + pass_token_) * rows.token_stride;
     const std::int64_t step = C::kPassTokens * rows.token_stride;
     if (__builtin_expect(stage.tokens == (C::kFull ? p_.whole_tokens : C::kTokens), 1)) {
 #pragma unroll
       for (int i = 0; i < C::kPasses; ++i, from += step) ptx::cp_async_16(to + place(i), from, policy_);
     } else {
-      filled = filled_of(dim, filled);
 #pragma unroll
       for (int i = 0; i < C::kPasses; ++i, from += step) {
         const int token = i * C::kPassTokens + pass_token_;
-        ptx::cp_async_16_if(token < filled, to + place(i), from, token < stage.tokens ? 16 : 0, policy_);
+        ptx::cp_async_16_if(writes(dim), to + place(i), from, token < stage.tokens ? 16 : 0, policy_);
       }
     }
   }
 
   // K and V where tokens lie in pages: each lane hands the place of its token to those that copy the row.
-  __device__ __forceinline__ void load_pages(std::uint32_t k_at, std::uint32_t v_at, const KvBase& base, const Stage& stage,
-                                             int filled) const {
+  __device__ __forceinline__ void load_pages(std::uint32_t k_at, std::uint32_t v_at, const KvBase& base, const Stage& stage) const {
     const auto from = [&](const std::uint16_t* rows, std::uint32_t row, int pass) {
       const std::uint32_t units = __shfl_sync(~0u, row, pass * C::kWarpRows + warp_row_);
       return reinterpret_cast<const unsigned char*>(rows) + static_cast<std::uint64_t>(units) * p_.page_unit;
@@ -138,21 +138,20 @@ class KvCopies {
         ptx::cp_async_16(v_at + place(i), from(base.v, v_row_, i), policy_);
       }
     } else {
-      const int filled_k = filled_of(p_.head_dim, filled), filled_v = filled_of(p_.head_dim_v, filled);
 #pragma unroll
       for (int i = 0; i < C::kPasses; ++i) {
         const int token = i * C::kPassTokens + pass_token_, bytes = token < stage.tokens ? 16 : 0;
-        ptx::cp_async_16_if(token < filled_k, k_at + place(i), from(base.k, k_row_, i), bytes, policy_);
-        ptx::cp_async_16_if(token < filled_v, v_at + place(i), from(base.v, v_row_, i), bytes, policy_);
+        ptx::cp_async_16_if(writes(p_.head_dim), k_at + place(i), from(base.k, k_row_, i), bytes, policy_);
+        ptx::cp_async_16_if(writes(p_.head_dim_v), v_at + place(i), from(base.v, v_row_, i), bytes, policy_);
       }
     }
   }
 
   // K or V in any layout: narrow accesses, strides of any size.
   __device__ __forceinline__ void load_general(std::uint32_t to, const std::uint16_t* base, const KvRows& rows, int dim, const Stage& stage,
-                                               int filled, const int* pages) const {
+                                               const int* pages) const {
 #pragma unroll 1
-    for (int index = tid_; index < filled * C::kRowChunks; index += kProducerThreads) {
+    for (int index = tid_; index < C::kTokens * C::kRowChunks; index += kProducerThreads) {
       const int token = index / C::kRowChunks, chunk = index % C::kRowChunks;
       if (chunk * 8 >= dim) continue;
       const bool read = token < stage.tokens;
@@ -163,12 +162,13 @@ class KvCopies {
         from += (of_seq - slot * p_.page_size) * rows.token_stride;
         if (pages != nullptr) from += pages[slot] * rows.outer_stride;
       }
-      copy_narrow(to + swizzled<C::kRowChunks>(token, chunk) * 16, from, min_of(rows.access_bytes, 8), read);
+      copy_narrow(stages_at_ + to + kv_place<C>(token, chunk), from, min_of(rows.access_bytes, 8), read);
     }
   }
 
   const Params& p_;
   const unsigned tid_;
+  const std::uint32_t stages_at_;
   const std::uint64_t policy_;
   const int pass_token_, chunk_;         // of this thread in a pass
   const int warp_row_;                   // that row's place among those of the warp

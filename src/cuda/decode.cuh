@@ -1,31 +1,36 @@
 // SPDX-License-Identifier: Apache-2.0
 // The kernel. A block takes one stretch of the line (heads along) or of one KV head's line (heads side by side), from the lengths alone.
 //
-//   warps     consumers: groups of four, each for up to 32 packed rows; then four producers
+//   warps     consumers: groups of four, each for up to 32 packed rows, or one warpgroup for 64; then four producers
 //   shared    stages × [K, V] · stages × Q of a segment · Shared (config.cuh). 16-byte chunks, swizzled
 //   full      producers → consumers: its copies have landed and its record is written
 //   empty     consumer warps → producers: the stage is no longer read
-//   named     1 … groups: the warps of a group, for the largest logit, for P and for ℓ; 13: consumers, at the start; 14: producers wait
-//             there for what consumers have set up; 15: producers, while they find the stretch
+//   named     1 … groups: the warps of a group, where it has several, for the largest logit, for P and for ℓ; 13: consumers, at the
+//             start; 14: producers wait there for what consumers have set up; 15: producers, while they find the stretch
 //   bound     reading K and V once. `stages` stages are in flight, also across the borders of segments and while one is being finished
 #pragma once
 
 #include <cstddef>
+#include <type_traits>
 
 #include "cuda/cluster.cuh"
 #include "cuda/fixup.cuh"
 #include "cuda/load.cuh"
 #include "cuda/tile.cuh"
 #include "cuda/tree.cuh"
+#include "cuda/warpgroup.cuh"
 
 namespace leanattn::cuda {
+
+template <class C>
+using TilePlaces = std::conditional_t<C::kWarpgroup, QPlaces<C>, Places<C>>;
 
 // The consumers' way through the stretch, tile by tile.
 template <class C>
 __device__ __forceinline__ void consume(const Params& p, std::uint32_t stages_at, std::uint32_t q_ring_at, Shared<C>& shared) {
   const int consumer_warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
-  const int group = consumer_warp / kGroupWarps, warp = consumer_warp % kGroupWarps;
-  const Places<C> places(warp, lane);
+  const int group = consumer_warp / C::kGroupWarps, warp = consumer_warp % C::kGroupWarps;
+  const TilePlaces<C> places(warp, lane);
   RowState<C> state;
   NodeRow nodes;
   PendingOutputs pending;
@@ -40,25 +45,19 @@ __device__ __forceinline__ void consume(const Params& p, std::uint32_t stages_at
     first_stage = false;
     const std::uint32_t q_at = q_ring_at + segment_slot * C::kQBytes + group * C::kPaddedRows * C::kRowBytes;
     if (stage.flags & Stage::kFirst) {
-      start_segment<C>(state, shared.segments[segment_slot], p, places, q_at, shared, group, warp, lane);
+      start_segment<C>(state, shared.segments[segment_slot], p, places.q, q_at, shared, group, warp, lane);
       if (has_chunks<C>(p)) nodes = {shared.segments[segment_slot].chunks.begin, 0};
       faulty = false;
     }
     if (is_checked<C>(p)) faulty |= (stage.flags & Stage::kFault) != 0;
     if (stage.tokens > 0) {
       const std::uint32_t k_at = stages_at + slot * 2 * C::kStageBytes;
-      float sums[C::kParts][C::kRowTiles][2][4];
-#pragma unroll
-      for (int part = 0; part < C::kParts; ++part) {
-        scores<C>(sums[part], state, places, k_at + part * 64 * C::kRowBytes, q_at);
+      if constexpr (C::kWarpgroup) {
+        attend_as_warpgroup<C>(state, stage, k_at, p, lane);
+      } else {
+        attend<C>(state, places, stage, shared.segments[segment_slot], k_at, q_at, p, shared, group, warp, lane);
       }
-      if (has_rules<C>(p) && stage.flags & Stage::kRuled) {
-        apply_rules<C>(sums, stage, shared.segments[segment_slot], p, shared, group, warp, lane);
-      }
-      float shrink[C::kLaneRows];
-      weights<C>(sums, shrink, state, places, stage, p, shared, group, warp, lane);
-      ptx::named_barrier(1 + group, kGroupThreads);
-      values<C>(state, shrink, places, k_at + C::kStageBytes, shared, stage.tokens, group);
+      keep_sums<C>(state, stage, shared, group, warp, lane);
     }
     if (stage.flags & (has_chunks<C>(p) ? Stage::kChunkEnd : Stage::kLast)) {
       const bool last = !has_chunks<C>(p) || (stage.flags & Stage::kLast);
@@ -121,7 +120,7 @@ __device__ __forceinline__ void set_up(const Params& p, Shared<C>& shared) {
 
 template <class C>
 __device__ __forceinline__ void decode_block(const Params& p) {
-  extern __shared__ __align__(128) unsigned char memory[];
+  extern __shared__ __align__(1024) unsigned char memory[];  // what wgmma's swizzle counts from
   const std::uint32_t stages_at = ptx::shared_address(memory);
   const std::uint32_t q_ring_at = stages_at + p.stages * 2 * C::kStageBytes;
   auto& shared = *reinterpret_cast<Shared<C>*>(memory + p.stages * (2 * C::kStageBytes + C::kQBytes));

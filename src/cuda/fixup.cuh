@@ -106,7 +106,7 @@ struct VectorPlace {
         lane(index % kWarp) {}
 
   // Of the row block.
-  __device__ __forceinline__ int row() const { return consumer_warp / kGroupWarps * C::kGroupRows + group_row<C>(lane_row, lane); }
+  __device__ __forceinline__ int row() const { return consumer_warp / C::kGroupWarps * C::kGroupRows + group_row<C>(lane_row, lane); }
 };
 
 // A merged vector of an output to O, and its row's LSE.
@@ -116,7 +116,7 @@ __device__ __forceinline__ void store_vector(const RowPartial& row, const float 
   if (place.row() >= info.rows) return;
   const FinishedRow finished = finish_row<C>(row, to.q_head, p);
   std::uint16_t* const o = to.o + place.vector * 16;
-  const int dim = place.consumer_warp % kGroupWarps * C::kWarpDims + place.vector * 16;
+  const int dim = place.consumer_warp % C::kGroupWarps * C::kWarpDims + place.vector * 16;
   if (dim < head_dim_v<C>(p)) store_pair<C>(o, values[0] * finished.factor, values[1] * finished.factor, p.o.access_bytes);
   if ((C::kDimSteps % 2 == 0 || 2 * place.vector + 1 < C::kDimSteps) && dim + 8 < head_dim_v<C>(p)) {
     store_pair<C>(o + 8, values[2] * finished.factor, values[3] * finished.factor, p.o.access_bytes);
@@ -282,7 +282,7 @@ template <class C>
 __device__ __forceinline__ void finish_segment(const RowState<C>& state, const RowPartial (&rows)[C::kLaneRows], const SegmentInfo& info,
                                                const Params& p, bool faulty, int group, int warp, int lane) {
   constexpr int kCount = min_of(C::kLaneRows, C::kRowVectors > 2 ? 1 : 2);  // rows at a time
-  const int consumer_warp = group * kGroupWarps + warp;
+  const int consumer_warp = group * C::kGroupWarps + warp;
   const SlotPlace own = slot_place<C>(p, slot_of_part(info, info.part), consumer_warp);
 #pragma unroll
   for (int first = 0; first < C::kLaneRows; first += kCount) {

@@ -3,6 +3,6 @@
 
 namespace leanattn::cuda {
 
-Kernel bfloat16_kernel(const Variant& variant) { return find_kernel<__nv_bfloat16>(variant); }
+Kernel bfloat16_kernel(const Variant& variant) { return find_kernel<__nv_bfloat16, false>(variant); }
 
 }  // namespace leanattn::cuda

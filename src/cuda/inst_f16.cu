@@ -3,6 +3,6 @@
 
 namespace leanattn::cuda {
 
-Kernel float16_kernel(const Variant& variant) { return find_kernel<__half>(variant); }
+Kernel float16_kernel(const Variant& variant) { return find_kernel<__half, false>(variant); }
 
 }  // namespace leanattn::cuda

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The instantiations of one element type: variants.h, walked.
+// The instantiations of one element type: variants.h, walked, those of wgmma apart from the others.
 #pragma once
 
 #include <iterator>
@@ -28,22 +28,24 @@ Kernel kernel_of() {
   return kernel;
 }
 
-template <class T, std::size_t... kIndex>
+template <class T, bool kWarpgroup, std::size_t... kIndex>
 Kernel find_kernel(const Variant& variant, std::index_sequence<kIndex...>) {
   Kernel found;
   const auto look = [&]<std::size_t kOne>() {
     constexpr Variant kThis = kVariants[kOne];
-    if (kThis.head_dim == variant.head_dim && kThis.rows == variant.rows && kThis.features == variant.features) {
-      found = kernel_of<T, kThis.head_dim, kThis.rows, kThis.features>();
+    if constexpr (is_warpgroup(kThis) == kWarpgroup) {
+      if (kThis.head_dim == variant.head_dim && kThis.rows == variant.rows && kThis.features == variant.features) {
+        found = kernel_of<T, kThis.head_dim, kThis.rows, kThis.features>();
+      }
     }
   };
   (look.template operator()<kIndex>(), ...);
   return found;
 }
 
-template <class T>
+template <class T, bool kWarpgroup>
 Kernel find_kernel(const Variant& variant) {
-  return find_kernel<T>(variant, std::make_index_sequence<std::size(kVariants)>());
+  return find_kernel<T, kWarpgroup>(variant, std::make_index_sequence<std::size(kVariants)>());
 }
 
 }  // namespace leanattn::cuda

@@ -20,8 +20,10 @@ struct Kernel {
   int stage_shared_bytes = 0;  // more for each stage
 };
 
-// Defined in inst_*.cu. variant: one of kVariants.
+// Defined in inst_*.cu. variant: one of kVariants, of is_warpgroup or not.
 Kernel bfloat16_kernel(const Variant& variant);
 Kernel float16_kernel(const Variant& variant);
+Kernel warpgroup_bfloat16_kernel(const Variant& variant);
+Kernel warpgroup_float16_kernel(const Variant& variant);
 
 }  // namespace leanattn::cuda

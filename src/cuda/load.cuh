@@ -16,7 +16,7 @@ template <class C>
 class Producer {
  public:
   __device__ Producer(const Params& params, unsigned tid, std::uint32_t stages_at, std::uint32_t q_at, Shared<C>& shared)
-      : p_(params), shared_(shared), tid_(tid), stages_at_(stages_at), q_at_(q_at), copies_(params, tid) {}
+      : p_(params), shared_(shared), tid_(tid), q_at_(q_at), copies_(params, tid, stages_at) {}
 
   __device__ void run() {
     const Line line = fixed_line<C>(p_.line);
@@ -156,13 +156,12 @@ class Producer {
     copies_.find_rows(stage, walk.base, walk.end);
     const int tokens = stage.tokens;
     if (is_checked<C>(p_) &&
-        copies_.is_faulty(stage, walk.base, segment.seq, blind_)) {  // nothing is copied, and what comes of it is thrown away
+        copies_.is_faulty(stage, walk.base, segment.seq, blind_)) {  // zeros are copied, and what comes of them is thrown away
       stage.flags |= Stage::kFault;
       stage.tokens = 0;
     }
     wait_for_room();
-    const std::uint32_t k_at = stages_at_ + slot_ * 2 * C::kStageBytes;
-    copies_.load(stage, walk.base, k_at, k_at + C::kStageBytes);
+    copies_.load(stage, walk.base, slot_ * 2 * C::kStageBytes);
     stage.tokens = tokens;
     if (tid_ == 0 && round_ == 0 && slot_ == 0) mark(p_, Mark::kIssued);
     if (first) load_segment<kOwn>(line, segment, cursor, cut, walk.chunks);
@@ -301,7 +300,7 @@ class Producer {
   int slot_ = 0;
   int round_ = 0;         // times that the ring has been filled
   int segment_slot_ = 0;  // segments counted around the ring
-  const std::uint32_t stages_at_, q_at_;
+  const std::uint32_t q_at_;
   KvCopies<C> copies_;
 };
 

@@ -8,11 +8,10 @@
 #include <bit>
 #include <cstdint>
 
+#include "cuda/variants.h"
 #include "leanattn/schedule.h"
 
 namespace leanattn::cuda {
-
-constexpr int kMaxCluster = 16;
 
 // Bounds of one call, and what the device can hold.
 struct Work {

@@ -58,14 +58,16 @@ template <class C>
 struct RowState {
   int limit[C::kLaneRows];                      // tokens of the seq that the row sees
   float max[C::kLaneRows];                      // m over all tokens so far, log2 units
-  float sum[C::kLaneRows];                      // ℓ over the lane's own tokens
+  float sum[C::kLaneRows];                      // ℓ over the lane's own tokens, since keep_sums
   float values[C::kRowTiles][C::kDimSteps][4];  // Õ
   std::uint32_t q[C::kQInRegisters ? C::kHeadDim / 16 : 1][4];
+  bool has_earlier;  // Shared::earlier holds some of ℓ
 };
 
 // No token yet: of a segment, or of a chunk of one.
 template <class C>
 __device__ __forceinline__ void clear(RowState<C>& state) {
+  state.has_earlier = false;
 #pragma unroll
   for (int i = 0; i < C::kLaneRows; ++i) {
     state.max[i] = kMinusInfinity;
@@ -82,8 +84,9 @@ __device__ __forceinline__ void clear(RowState<C>& state) {
 }
 
 template <class C>
-__device__ __forceinline__ void start_segment(RowState<C>& state, const SegmentInfo& info, const Params& p, const Places<C>& places,
-                                              std::uint32_t q_at, Shared<C>& shared, int group, int warp, int lane) {
+__device__ __forceinline__ void start_segment(RowState<C>& state, const SegmentInfo& info, const Params& p,
+                                              const Columns<C::kRowChunks>& q_places, std::uint32_t q_at, Shared<C>& shared, int group,
+                                              int warp, int lane) {
   if (has_rules<C>(p)) start_rules<C>(info, p, shared, group, warp, lane);
 #pragma unroll
   for (int i = 0; i < C::kLaneRows; ++i) {
@@ -93,8 +96,40 @@ __device__ __forceinline__ void start_segment(RowState<C>& state, const SegmentI
   clear<C>(state);
   if constexpr (C::kQInRegisters) {
 #pragma unroll
-    for (int k = 0; k < C::kHeadDim / 16; ++k) ptx::ldmatrix_x4(state.q[k], q_at + places.q.at(k));
+    for (int k = 0; k < C::kHeadDim / 16; ++k) ptx::ldmatrix_x4(state.q[k], q_at + q_places.at(k));
   }
+}
+
+// ℓ over all lanes of a row, with what Shared::earlier holds of it.
+template <class C>
+__device__ __forceinline__ float warp_sum(const RowState<C>& state, int i, const Shared<C>& shared, int group, int warp, int lane) {
+  float sum = state.sum[i];
+  sum += __shfl_xor_sync(~0u, sum, 1);
+  sum += __shfl_xor_sync(~0u, sum, 2);
+  if (state.has_earlier) [[unlikely]] {
+    const float2 earlier = shared.earlier[group][warp][group_row<C>(i, lane)];
+    if (earlier.y != 0.0f) sum = fmaf(earlier.y, ptx::ex2(earlier.x - state.max[i]), sum);  // m only grows
+  }
+  return sum;
+}
+
+// Every so many tokens of a seq ℓ starts again from 0: a sum of millions of stages would drift by parts in a thousand, where stages are
+// much alike and rounded the same way. There are about as many stages between two starts as starts in the longest seq.
+constexpr std::uint32_t kSumTokens = 1 << 17;
+
+template <class C>
+__device__ __forceinline__ void keep_sums(RowState<C>& state, const Stage& stage, Shared<C>& shared, int group, int warp, int lane) {
+  const auto begin = static_cast<std::uint32_t>(stage.token_begin);
+  if (begin / kSumTokens == (begin + stage.tokens) / kSumTokens) return;
+#pragma unroll
+  for (int i = 0; i < C::kLaneRows; ++i) {
+    const float sum = warp_sum<C>(state, i, shared, group, warp, lane);
+    __syncwarp();
+    if (lane % 4 == 0) shared.earlier[group][warp][group_row<C>(i, lane)] = make_float2(state.max[i], sum);
+    state.sum[i] = 0.0f;
+  }
+  __syncwarp();
+  state.has_earlier = true;
 }
 
 // Q·K of 16 tokens: sums[row tile][step of 8 tokens].
@@ -166,16 +201,16 @@ __device__ __forceinline__ void weights(float (&sums)[C::kParts][C::kRowTiles][2
     most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
     if (lane % 4 == 0) shared.warp_max[group][warp][group_row<C>(i, lane)] = most;
   }
-  ptx::named_barrier(1 + group, kGroupThreads);
+  ptx::named_barrier(1 + group, C::kGroupThreads);
 #pragma unroll
   for (int i = 0; i < C::kLaneRows; ++i) {
     const int tile = i / C::kHalves, half = i % C::kHalves, row = group_row<C>(i, lane);
     float max = state.max[i];
 #pragma unroll
-    for (int from = 0; from < kGroupWarps; ++from) max = fmaxf(max, shared.warp_max[group][from][row]);
+    for (int from = 0; from < C::kGroupWarps; ++from) max = fmaxf(max, shared.warp_max[group][from][row]);
     const float base = max == kMinusInfinity ? 0.0f : max;
     shrink[i] = ptx::ex2(state.max[i] - base);
-    float sum = state.sum[i] * shrink[i];
+    float sum = 0.0f;  // of the stage
 #pragma unroll
     for (int part = 0; part < C::kParts; ++part) {
 #pragma unroll
@@ -185,47 +220,70 @@ __device__ __forceinline__ void weights(float (&sums)[C::kParts][C::kRowTiles][2
         *reinterpret_cast<std::uint32_t*>(p_at + places.write_p[part][n] + (row - lane / 4) * C::kTokens * 2) = E::pack(low, high);
       }
     }
-    state.sum[i] = sum;
+    state.sum[i] = fmaf(state.sum[i], shrink[i], sum);
     state.max[i] = max;
   }
 }
 
-// P·V of the warp's dims, over the stage's first `tokens` tokens.
+// P·V of the warp's dims, over all tokens of the stage: those that it lacks have weight 0 and V 0.
 template <class C>
 __device__ __forceinline__ void values(RowState<C>& state, const float (&shrink)[C::kLaneRows], const Places<C>& places, std::uint32_t v_at,
-                                       const Shared<C>& shared, int tokens, int group) {
+                                       const Shared<C>& shared, int group) {
   using E = Element<typename C::T>;
-  // Of this stage alone: the matrix units round sums towards 0, and Õ of a long context would drift that way.
-  float sums[C::kRowTiles][C::kDimSteps][4] = {};
+  constexpr int kSteps = C::kTokens / kMmaTokens, kChains = kSteps > 4 ? 2 : 1;  // as in scores
+  constexpr int kAtOnce = kChains == 1 ? C::kRowTiles : 1;                       // row tiles: registers do not hold two chains of both
   const std::uint32_t p_at = ptx::shared_address(shared.weights[group]);
 #pragma unroll
-  for (int k = 0; k < C::kTokens / kMmaTokens; ++k) {
-    if (k * kMmaTokens >= tokens) break;
-    std::uint32_t a[C::kRowTiles][4];
+  for (int first = 0; first < C::kRowTiles; first += kAtOnce) {
+    // Of this stage alone: the matrix units round sums towards 0, and Õ of a long context would drift that way.
+    float sums[kChains][kAtOnce][C::kDimSteps][4] = {};
 #pragma unroll
-    for (int tile = 0; tile < C::kRowTiles; ++tile) {
-      ptx::ldmatrix_x4(a[tile], p_at + tile * 16 * C::kTokens * 2 + places.p.at(k));
+    for (int k = 0; k < kSteps; ++k) {
+      std::uint32_t a[kAtOnce][4];
+#pragma unroll
+      for (int tile = 0; tile < kAtOnce; ++tile) {
+        ptx::ldmatrix_x4(a[tile], p_at + (first + tile) * 16 * C::kTokens * 2 + places.p.at(k));
+      }
+#pragma unroll
+      for (int n = 0; n < C::kDimSteps; n += 2) {
+        std::uint32_t b[4];
+        ptx::ldmatrix_x4_trans(b, v_at + k * kMmaTokens * C::kRowBytes + places.v[n / 2]);
+#pragma unroll
+        for (int tile = 0; tile < kAtOnce; ++tile) {
+          auto& chain = sums[k % kChains][tile];
+          E::mma(chain[n], a[tile], b[0], b[1]);
+          if (n + 1 < C::kDimSteps) E::mma(chain[n + 1 < C::kDimSteps ? n + 1 : n], a[tile], b[2], b[3]);
+        }
+      }
     }
 #pragma unroll
-    for (int n = 0; n < C::kDimSteps; n += 2) {
-      std::uint32_t b[4];
-      ptx::ldmatrix_x4_trans(b, v_at + k * kMmaTokens * C::kRowBytes + places.v[n / 2]);
+    for (int tile = 0; tile < kAtOnce; ++tile) {
 #pragma unroll
-      for (int tile = 0; tile < C::kRowTiles; ++tile) {
-        E::mma(sums[tile][n], a[tile], b[0], b[1]);
-        if (n + 1 < C::kDimSteps) E::mma(sums[tile][n + 1 < C::kDimSteps ? n + 1 : n], a[tile], b[2], b[3]);
+      for (int n = 0; n < C::kDimSteps; ++n) {
+#pragma unroll
+        for (int j = 0; j < 2 * C::kHalves; ++j) {
+          const float sum = kChains == 1 ? sums[0][tile][n][j] : sums[0][tile][n][j] + sums[kChains - 1][tile][n][j];
+          float& value = state.values[first + tile][n][j];
+          value = fmaf(value, shrink[(first + tile) * C::kHalves + j / 2], sum);
+        }
       }
     }
   }
+}
+
+// A stage's part in what the group's rows see.
+template <class C>
+__device__ __forceinline__ void attend(RowState<C>& state, const Places<C>& places, const Stage& stage, const SegmentInfo& info,
+                                       std::uint32_t k_at, std::uint32_t q_at, const Params& p, Shared<C>& shared, int group, int warp,
+                                       int lane) {
+  float sums[C::kParts][C::kRowTiles][2][4];
 #pragma unroll
-  for (int i = 0; i < C::kLaneRows; ++i) {
-    const int tile = i / C::kHalves, half = i % C::kHalves;
-#pragma unroll
-    for (int n = 0; n < C::kDimSteps; ++n) {
-#pragma unroll
-      for (int j = 2 * half; j < 2 * half + 2; ++j) state.values[tile][n][j] = fmaf(state.values[tile][n][j], shrink[i], sums[tile][n][j]);
-    }
-  }
+  for (int part = 0; part < C::kParts; ++part) scores<C>(sums[part], state, places, k_at + part * 64 * C::kRowBytes, q_at);
+  if (has_rules<C>(p) && stage.flags & Stage::kRuled) apply_rules<C>(sums, stage, info, p, shared, group, warp, lane);
+  float shrink[C::kLaneRows];
+  weights<C>(sums, shrink, state, places, stage, p, shared, group, warp, lane);
+  ptx::named_barrier(1 + group, C::kGroupThreads);
+  values<C>(state, shrink, places, k_at + C::kStageBytes, shared, group);
 }
 
 // (m, ℓ) of the segment's rows, the same in every warp of the group. Õ of a row without a key becomes 0: it is not where another row of
@@ -233,22 +291,24 @@ __device__ __forceinline__ void values(RowState<C>& state, const float (&shrink)
 template <class C>
 __device__ __forceinline__ void finish_rows(RowPartial (&rows)[C::kLaneRows], RowState<C>& state, Shared<C>& shared, int group, int warp,
                                             int lane) {
-#pragma unroll
-  for (int i = 0; i < C::kLaneRows; ++i) {
-    float sum = state.sum[i];
-    sum += __shfl_xor_sync(~0u, sum, 1);
-    sum += __shfl_xor_sync(~0u, sum, 2);
-    if (lane % 4 == 0) shared.warp_sum[group][warp][group_row<C>(i, lane)] = sum;
-  }
-  ptx::named_barrier(1 + group, kGroupThreads);
   bool empty = false;
 #pragma unroll
   for (int i = 0; i < C::kLaneRows; ++i) {
-    rows[i] = {state.max[i], 0.0f};
-#pragma unroll
-    for (int from = 0; from < kGroupWarps; ++from) rows[i].sum += shared.warp_sum[group][from][group_row<C>(i, lane)];
-    empty |= rows[i].sum == 0.0f;
+    const float sum = warp_sum<C>(state, i, shared, group, warp, lane);
+    rows[i] = {state.max[i], sum};
+    if (C::kGroupWarps > 1 && lane % 4 == 0) shared.warp_sums[group][warp][group_row<C>(i, lane)] = sum;
   }
+  if constexpr (C::kGroupWarps > 1) {
+    ptx::named_barrier(1 + group, C::kGroupThreads);
+#pragma unroll
+    for (int i = 0; i < C::kLaneRows; ++i) {
+      rows[i].sum = 0.0f;
+#pragma unroll
+      for (int from = 0; from < C::kGroupWarps; ++from) rows[i].sum += shared.warp_sums[group][from][group_row<C>(i, lane)];
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < C::kLaneRows; ++i) empty |= rows[i].sum == 0.0f;
   if (__any_sync(~0u, empty)) [[unlikely]] {
 #pragma unroll
     for (int i = 0; i < C::kLaneRows; ++i) {

@@ -258,7 +258,7 @@ __device__ __forceinline__ void merge_rows_of_nodes(const SegmentInfo& info, con
     VectorNode<C::kRowVectors> all = stack.fold();
     if (is_checked<C>(p) && faulty) all = {};
     const VectorPlace<C> place(first);
-    const OutputRow to = OutputRow::of<C>(p, info, place.row(), consumer_warp % kGroupWarps, lane);
+    const OutputRow to = OutputRow::of<C>(p, info, place.row(), consumer_warp % C::kGroupWarps, lane);
 #pragma unroll
     for (int j = 0; j < C::kRowVectors; ++j) {
       const float values[4] = {all.values[4 * j], all.values[4 * j + 1], all.values[4 * j + 2], all.values[4 * j + 3]};

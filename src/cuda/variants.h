@@ -34,10 +34,20 @@ constexpr Variant kVariants[] = {
     {256, 8, Features::kFull},     {256, 32, Features::kFull},
 };
 
+// Whether it is for wgmma, which compute capability 9.0 alone has (code for "sm_90a"): where rows of an output fill a warpgroup's 64. Not
+// where bits may not depend on the row block, nor where rules take a warp's 16 tokens.
+constexpr bool is_warpgroup(const Variant& variant) {
+  return variant.features == Features::kPlain && variant.rows == 64 && (variant.head_dim == 64 || variant.head_dim == 128);
+}
+
+// Blocks of a cluster at most.
+constexpr int kMaxCluster = 16;
+
 // The columns of kVariants.
 constexpr int kHeadDims[] = {64, 96, 128, 256};
 
-// Kernel paths, fastest first. sm_90: clusters of blocks where they pay, compute capability 9.0 and later. portable: none, 8.0 and later.
+// Kernel paths, fastest first. sm_90: clusters of blocks where they pay, compute capability 9.0 and later, and wgmma. portable: neither,
+// 8.0 and later.
 constexpr const char* kPortable = "portable";
 constexpr const char* kPaths[] = {"sm_90", kPortable};
 
