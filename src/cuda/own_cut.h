@@ -56,7 +56,7 @@ inline double reading_us(const Work& work) {
 
 // Estimated time of a call with stretches across outputs.
 inline double across_us(const Work& work) {
-  constexpr double kAcrossUs = 3.5;                // search of the stretch, and the merge through memory
+  constexpr double kAcrossUs = 5.5;                // search of the stretch, and the merge through memory
   constexpr double kNodesUs = 6.0, kPartUs = 0.3;  // batch-invariant: the nodes of an output's parts merge one after the other
   double us = reading_us(work) + kAcrossUs;
   if (work.chunk_tiles > 0 && work.outputs < work.blocks) us += kNodesUs + kPartUs * work.blocks / static_cast<double>(work.outputs);
