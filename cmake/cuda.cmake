@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# The CUDA backend (LEANATTN_CUDA, where a toolkit is found). Needs no GPU to build. A register spill is an error.
+# The CUDA backend (LEANATTN_CUDA, where a toolkit is found). Needs no GPU to build. A register spill is an error, but
+# with LEANATTN_TIMELINE.
 set(LEANATTN_CUDA_OBJECTS "")
 set(LEANATTN_CUDA_LIBRARY "")
 if(LEANATTN_CUDA)

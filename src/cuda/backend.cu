@@ -59,8 +59,9 @@ Device current_device() {
 }
 
 // The architecture that the kernels' code for the current device was compiled for, 90 for 9.0; negative: CUDA's answer why there is no
-// such code. 0: CUDA says something else, such as an earlier kernel's fault, which the call that follows will meet. All kernels are built
-// for the same architectures and the code stays the same, so each device is asked once; asking makes its context.
+// such code. 0: CUDA says something else, such as an earlier kernel's fault, which the call that follows will meet. All kernels but those
+// of is_warpgroup are built for the same architectures and the code stays the same, so each device is asked once; asking makes its
+// context.
 int code_architecture() {
   static std::atomic<int> of_devices[64];
   int id = 0;
@@ -233,10 +234,10 @@ Plan make_plan(const Problem& problem, const Options& options) {
   Plan plan;
   plan.device = current_device();
   plan.architecture = code_architecture();
-  if (options.cuda_path != nullptr &&
-      std::find(std::begin(kPaths), std::end(kPaths), std::string_view(options.cuda_path)) == std::end(kPaths)) {
+  const auto first_path = std::begin(kPaths) + (plan.architecture < 90 ? 1 : 0);
+  if (options.cuda_path != nullptr && std::find(first_path, std::end(kPaths), std::string_view(options.cuda_path)) == std::end(kPaths)) {
     std::string names;
-    for (const char* name : kPaths) names += (names.empty() ? "" : ", ") + std::string(name);
+    for (auto name = first_path; name != std::end(kPaths); ++name) names += (names.empty() ? "" : ", ") + std::string(*name);
     reject_cuda_path(options.cuda_path, names);
   }
   const std::int64_t most_rows = static_cast<std::int64_t>(problem.q_len) * group(problem);
@@ -394,6 +395,7 @@ std::string device_name() {
 
 std::vector<std::string> paths() {
   if (!available()) return {};
+  if (code_architecture() < 90) return {kPortable};
   return {std::begin(kPaths), std::end(kPaths)};
 }
 

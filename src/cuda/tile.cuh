@@ -114,7 +114,7 @@ __device__ __forceinline__ float warp_sum(const RowState<C>& state, int i, const
 }
 
 // Every so many tokens of a seq ℓ starts again from 0: a sum of millions of stages would drift by parts in a thousand, where stages are
-// much alike and rounded the same way. There are about as many stages between two starts as starts in the longest seq.
+// much alike and rounded the same way.
 constexpr std::uint32_t kSumTokens = 1 << 17;
 
 template <class C>
