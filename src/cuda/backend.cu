@@ -11,6 +11,7 @@
 #include <iterator>
 #include <limits>
 #include <mutex>
+#include <span>
 #include <string_view>
 #include <vector>
 
@@ -84,6 +85,12 @@ int code_architecture() {
   }
   if (kept) of_devices[id].store(found, std::memory_order_relaxed);
   return found;
+}
+
+// Of kPaths, those that code for an architecture has, fastest first; all where the architecture is not known (code_architecture).
+std::span<const char* const> paths_of(int architecture) {
+  const std::span<const char* const> all(kPaths);
+  return architecture > 0 && architecture < 90 ? all.last(1) : all;
 }
 
 // variant: one of kVariants.
@@ -234,10 +241,10 @@ Plan make_plan(const Problem& problem, const Options& options) {
   Plan plan;
   plan.device = current_device();
   plan.architecture = code_architecture();
-  const auto first_path = std::begin(kPaths) + (plan.architecture < 90 ? 1 : 0);
-  if (options.cuda_path != nullptr && std::find(first_path, std::end(kPaths), std::string_view(options.cuda_path)) == std::end(kPaths)) {
+  const auto paths = paths_of(plan.architecture);
+  if (options.cuda_path != nullptr && std::find(paths.begin(), paths.end(), std::string_view(options.cuda_path)) == paths.end()) {
     std::string names;
-    for (auto name = first_path; name != std::end(kPaths); ++name) names += (names.empty() ? "" : ", ") + std::string(*name);
+    for (const char* name : paths) names += (names.empty() ? "" : ", ") + std::string(name);
     reject_cuda_path(options.cuda_path, names);
   }
   const std::int64_t most_rows = static_cast<std::int64_t>(problem.q_len) * group(problem);
@@ -395,8 +402,8 @@ std::string device_name() {
 
 std::vector<std::string> paths() {
   if (!available()) return {};
-  if (code_architecture() < 90) return {kPortable};
-  return {std::begin(kPaths), std::end(kPaths)};
+  const auto paths = paths_of(code_architecture());
+  return {paths.begin(), paths.end()};
 }
 
 std::size_t workspace_bytes(const Problem& problem, const Options& options) { return lay_out(make_plan(problem, options)).bytes(); }
