@@ -17,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include "isas.h"
 #include "leanattn/attention.h"
 #include "numeric.h"
 #include "problem_view.h"
@@ -43,11 +44,6 @@ inline int test_problems() {
 
 // Long cases shrink with the number of random problems.
 inline bool short_run() { return test_problems() < kDefaultProblems; }
-
-inline const std::vector<std::string>& isas() {
-  static const std::vector<std::string> names = cpu_isas();
-  return names;
-}
 
 inline Options with_isa(Options options, std::size_t index) {
   options.cpu_isa = isas()[index % isas().size()].c_str();

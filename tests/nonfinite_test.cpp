@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "isas.h"
 #include "leanattn/attention.h"
 #include "numeric.h"
 
@@ -84,7 +85,7 @@ struct Spoiled {
 };
 
 TEST(NonFinite, NanMakesItsRowsNan) {
-  for (const std::string& isa : cpu_isas()) {
+  for (const std::string& isa : testing::isas()) {
     for (const int group : {1, 3, 8, 16}) {
       for (const DType dtype : {DType::kFloat32, DType::kFloat16, DType::kBFloat16}) {
         for (const int workers : {1, 3}) {
