@@ -28,7 +28,7 @@ constexpr TimingOptions kTiming{.min_seconds = 1.0, .min_pairs = 9, .max_seconds
 
 struct DemoSettings {
   std::string trace = "data/mooncake_sample.jsonl";
-  std::string output = "build/demo.svg";
+  std::string output = "demo.svg";
   std::string backend = "auto";
   int threads = 0;
   bool json = false;
