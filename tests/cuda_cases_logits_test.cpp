@@ -98,7 +98,7 @@ TEST_F(CudaCases, H9_NothingBeforeTheWindowIsAddressed) {
 }
 
 // Contexts of 2^31 − 1 tokens, of which a window reads the last: every token is the same row of memory. Nothing counts past an int.
-TEST_F(CudaCases, WindowAtTheLongestContext) {
+TEST_F(CudaCases, WindowAtTheGreatestLength) {
   for (const char* shape : {"2 8 2 64 1 layout=contiguous window=300", "2 8 2 128 1 layout=contiguous window=300 dtype=f16",
                             "2 8 2 64 1 layout=contiguous window=70 q_len=3 alibi=1"}) {
     CaseData data(parse_case(shape));

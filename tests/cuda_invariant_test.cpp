@@ -93,7 +93,7 @@ TEST_F(CudaInvariant, N5_SameBitsAloneAndAmongOthers) {
 }
 
 // Outputs of many chunks, cut into as many stretches as there are multiprocessors, in clusters of every size that the host may choose.
-TEST_F(CudaInvariant, LongSequencesInAnyCut) {
+TEST_F(CudaInvariant, ManyChunksInAnyCut) {
   for (const char* line : {"- 8 1 128 1024", "- 8 1 128 1100", "- 8 1 128 4096", "- 8 1 128 16384", "- 8 1 128 17000", "- 8 1 128 70001",
                            "- 24 3 128 30000", "- 8 8 64 33000 dtype=f16", "- 20 5 64 1500", "- 64 1 128 9000", "- 8 1 128 300000"}) {
     const CaseData data(parse_case(line + std::string(" layout=contiguous")));
